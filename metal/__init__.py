@@ -1,0 +1,1 @@
+"""Metal kernel texts (`*.metal` bodies, `*.h` headers). Imports nothing; `kernels/` reads the files."""

@@ -1,0 +1,119 @@
+"""What the engine tells a request's owner. Frozen values that cross threads; no mlx, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..model.tokenizer import Tokenizer
+from ..sched.requests import FinishReason, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one reply. `completion_tokens` counts every sampled id, end token included;
+    `cached_tokens` is the part of the prompt whose KV was found, fixed at first admission."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds: `queued_s` until first scheduled, `ttft_s` until the first token, `total_s` until the end."""
+
+    queued_s: float
+    ttft_s: float
+    total_s: float
+
+    def tokens_per_s(self, completion_tokens: int) -> float:
+        """Decode rate after the first token; 0 where there is no second token."""
+        span = self.total_s - self.ttft_s
+        return (completion_tokens - 1) / span if completion_tokens > 1 and span > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a prompt is: `computed` of `total` tokens, `cached` of them found. While queued computed is 0."""
+
+    computed: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of one reply. The concatenation of `text` over a reply is the reply.
+
+    `token_ids` are the ids sampled since the last delta (their text may still be held back: an unfinished UTF-8
+    sequence, a possible stop string). `logprobs`, where asked for, run parallel to the ids whose text is released.
+    The last delta, and only it, has `finish`, `usage` and `timing`; with finish ERROR, `error` says why.
+    `stop_reason` is the stop string or token id that ended the reply, None for an end-of-turn token.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    progress: Progress | None = None
+    finish: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+
+
+Sink = Callable[[Delta], None]
+"""Called on the engine thread, in order, once per delta; must not block and must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowStats:
+    """One live request as a face may draw it."""
+
+    request_id: int
+    state: str  # "queued" | "prefill" | "decode"
+    prompt_tokens: int
+    computed_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    num_blocks: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot, taken between two steps. Blocks are counted over all KV groups; block 0 is not counted."""
+
+    model: str | None
+    rows: tuple[RowStats, ...]
+    num_running: int
+    num_waiting: int
+    blocks_total: int
+    blocks_used: int  # referenced by a live row
+    blocks_shared: int  # referenced by two rows or more
+    blocks_cached: int  # unreferenced, findable by hash
+    blocks_free: int  # unreferenced, not findable
+    steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    cached_tokens: int
+    preemptions: int
+    evictions: int
+    memory_bytes: int
+    heartbeat_s: float  # seconds since the engine thread last turned its loop
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A resident model as faces see it. `served_by` is "paged" or "one at a time"; `notes` are lines a person
+    should read once (a fall-back, a conversion). `defaults` are the model's own sampling defaults."""
+
+    name: str
+    context_len: int
+    vocab_size: int
+    tokenizer: Tokenizer
+    created: int  # Unix time of loading
+    served_by: str = "paged"
+    notes: tuple[str, ...] = ()
+    defaults: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,79 @@
+"""Every error a caller may want to tell apart. Owns the tree and each branch's exit code; knows nothing else.
+
+    MlxpagedError
+      ConfigError            bad flag, file or environment        exit 2
+      ModelNotFound          missing, gated or unreadable model   exit 3, HTTP 404
+      UnsupportedModel       mlx-lm cannot load it                exit 3, HTTP 400
+      Unreachable            a server or the network              exit 4
+      RequestError           the request itself is wrong          HTTP 400
+        PromptTooLong, BadParameter
+      Overloaded             queue full or draining               HTTP 429 / 503
+      EngineError            a step failed                        HTTP 500, finish_reason "error"
+      LayoutError, InvariantError   our bug; never caught below the service
+"""
+
+from __future__ import annotations
+
+
+class MlxpagedError(Exception):
+    """Base of all errors meant for a person; its text is one line with numbers and a way out."""
+
+    exit_code = 1
+
+
+class ConfigError(MlxpagedError):
+    """A flag, a file or an environment variable holds a value that cannot work."""
+
+    exit_code = 2
+
+
+class ModelNotFound(MlxpagedError):
+    """The named model is not on disk and cannot be fetched, is gated, or its files are damaged."""
+
+    exit_code = 3
+
+
+class UnsupportedModel(MlxpagedError):
+    """The model was found, but no path of ours and none of mlx-lm's can run it."""
+
+    exit_code = 3
+
+
+class Unreachable(MlxpagedError):
+    """A server or the network did not answer."""
+
+    exit_code = 4
+
+
+class RequestError(MlxpagedError):
+    """One request is wrong; nothing else is affected. `param` names the field at fault."""
+
+    param: str | None = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit the context or the pool, whatever else runs."""
+
+
+class BadParameter(RequestError):
+    """A sampling or request parameter is out of range."""
+
+
+class Overloaded(MlxpagedError):
+    """The queue is full or the engine is draining; the same request may succeed later."""
+
+
+class EngineError(MlxpagedError):
+    """A step failed on the device; the requests in it end, the engine goes on."""
+
+
+class LayoutError(MlxpagedError):
+    """An array does not have the layout a kernel was promised: our bug."""
+
+
+class InvariantError(MlxpagedError):
+    """A stated invariant does not hold: our bug."""

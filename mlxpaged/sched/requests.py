@@ -1,0 +1,147 @@
+"""The nouns every layer shares: what is asked for, what one step does, what it gave. Frozen values, no behaviour
+beyond checking themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from ..errors import BadParameter
+
+MAX_TOP_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. `STOP`: an end token or a stop string; `LENGTH`: max_tokens, context or memory."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends. Every default is neutral (greedy, no filter).
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and the penalties' defaults switch the effect off.
+    max_tokens None means until the context is full. `logprobs` None: none; k: the chosen token's and the k best.
+    `seed` None: drawn by the engine, so that a reply can be repeated from its record. `choice` is the index
+    among n replies to one prompt; noise is a function of (seed, choice, position) only.
+    `stop_after`: ids of a marker (end of thinking) after which stop strings are armed; empty: from the start.
+    Raises BadParameter, naming the field, when a value is out of range.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+    choice: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    stop_after: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        self._range("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none")
+        self._range("temperature", 0 <= self.temperature <= 100, "from 0 (greedy) to 100")
+        self._range("top_p", 0 < self.top_p <= 1, "above 0, up to 1 (off)")
+        self._range("top_k", self.top_k >= 0, "0 (off) or more")
+        self._range("min_p", 0 <= self.min_p <= 1, "from 0 (off) to 1")
+        self._range("repetition_penalty", 0 < self.repetition_penalty <= 10, "above 0, up to 10; 1 is off")
+        self._range("presence_penalty", -2 <= self.presence_penalty <= 2, "from -2 to 2")
+        self._range("frequency_penalty", -2 <= self.frequency_penalty <= 2, "from -2 to 2")
+        self._range("logit_bias", all(-100 <= bias <= 100 for _, bias in self.logit_bias), "biases from -100 to 100")
+        self._range("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        self._range("stop", len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
+        self._range("min_tokens", self.min_tokens >= 0, "0 or more")
+        self._range(
+            "logprobs",
+            self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
+            f"from 0 to {MAX_TOP_LOGPROBS}",
+        )
+
+    def _range(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            raise BadParameter(f"{name} is {getattr(self, name)!r}; it must be {allowed}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the scheduler sees it: token ids in, token ids out. `salt` keeps apart KV that must not be
+    shared (another adapter, another tenant). `end_token_ids` end a reply with STOP unless ignore_eos."""
+
+    request_id: int
+    prompt: np.ndarray  # int32 [prompt length], at least one id
+    sampling: SamplingParams
+    end_token_ids: frozenset[int] = frozenset()
+    salt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Positions [start, start + length) of a row's known ids, whose KV this step computes; no logits are needed."""
+
+    row: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy on write: the first `slots` slots of block `source` go to `destination`, in every layer of `group`."""
+
+    group: int
+    source: int
+    destination: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: copies first, then all K/V writes, then attention; decode entries sample, chunks do not.
+
+    A row may appear both as a chunk and, for its last known id, as a decode entry of the same step.
+    """
+
+    step: int
+    decode_rows: np.ndarray  # int32 [B]
+    decode_positions: np.ndarray  # int32 [B]: the position of each entry's input token
+    from_device: np.ndarray  # bool [B]: the input id was sampled by a step the host has not seen yet
+    chunks: tuple[Chunk, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    epochs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # int64 [B]: guards against row reuse
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose KV this step computes."""
+        return len(self.decode_rows) + sum(chunk.length for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """log p of a sampled token under the raw distribution, and of the best alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step's decode entries sampled, in the plan's order. `logprobs` is None where not asked for."""
+
+    token_ids: np.ndarray  # int32 [B]
+    logprobs: list[TokenLogprob | None] | None = None

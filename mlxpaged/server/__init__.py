@@ -1,0 +1,1 @@
+"""The HTTP face: routes and pure translation between wire formats and the Backend."""

@@ -1,0 +1,1 @@
+"""The full-screen face: several live sessions over one backend."""
