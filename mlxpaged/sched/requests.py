@@ -3,7 +3,7 @@ beyond checking themselves."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -122,12 +122,15 @@ class StepPlan:
     from_device: np.ndarray  # bool [B]: the input id was sampled by a step the host has not seen yet
     chunks: tuple[Chunk, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
-    epochs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # int64 [B]: guards against row reuse
 
     @property
     def num_tokens(self) -> int:
         """Tokens whose KV this step computes."""
         return len(self.decode_rows) + sum(chunk.length for chunk in self.chunks)
+
+    def rows(self) -> set[int]:
+        """Every row this step touches."""
+        return {*self.decode_rows.tolist(), *(chunk.row for chunk in self.chunks)}
 
 
 @dataclass(frozen=True, slots=True)

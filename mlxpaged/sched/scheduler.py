@@ -1,0 +1,425 @@
+"""What runs in the next step, and what a finished step changes. The only writer of the state table and the only one
+that frees. Owns requests from add() to their end; knows nothing of mlx, text or clocks.
+
+    plan = scheduler.schedule()        # None: nothing to do, or everything waits for a step in flight
+    scheduler.commit(plan, result)     # in launch order, also when later plans are already in flight
+    events = scheduler.take_events()
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InvariantError, Overloaded, PromptTooLong
+from .allocator import GroupSpec, KVAllocator
+from .queue import Live, PromptQueue
+from .requests import BlockCopy, Chunk, FinishReason, Request, StepPlan, StepResult, TokenLogprob
+from .table import BLOCK_SIZE, RequestTable
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """A sampled id reached the host. `finish` ends the request."""
+
+    request_id: int
+    token_id: int
+    logprob: TokenLogprob | None
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEvent:
+    """So many of a prompt's tokens have their KV now."""
+
+    request_id: int
+    computed: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """A request ended without a token of its own: memory ran out, or its step failed."""
+
+    request_id: int
+    finish: FinishReason
+    error: str | None = None
+
+
+Event = TokenEvent | PromptEvent | EndEvent
+
+
+class Scheduler:
+    """Plans mixed steps of at most `step_budget` tokens: every row that can decode, then prompt chunks.
+
+    A row's last known id is always a decode entry; it joins the step of the row's final chunk. The same rule covers
+    a full prefix hit, a one-token prompt and a resumed reply.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        groups: Sequence[GroupSpec],
+        *,
+        step_budget: int,
+        max_queue: int = 512,
+        share: bool = True,
+    ) -> None:
+        self.table = table
+        self.blocks = KVAllocator(table, groups, share=share)
+        self.queue = PromptQueue(step_budget)
+        self.step_budget = step_budget
+        self.max_queue = max_queue
+        self.steps = self.preemptions = 0
+        self._live: dict[int, Live] = {}  # by request id
+        self._rows: dict[int, Live] = {}  # by row
+        self._events: list[Event] = []
+        self._unfinished: list[StepPlan] = []
+        self._arrivals = 0
+
+    # -- from outside ------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        return not self._live and not self._unfinished
+
+    def live(self) -> list[Live]:
+        """Every request not yet ended, in no particular order."""
+        return list(self._live.values())
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises PromptTooLong when it could never run, Overloaded when the queue is full."""
+        length = len(request.prompt)
+        room, context = self.blocks.most_tokens(), self.table.context_len
+        if length >= context:
+            raise PromptTooLong(
+                f"this model's maximum context length is {context} tokens; your request has {length} and needs room "
+                "for a reply; shorten the prompt or raise --ctx",
+                param="messages",
+            )
+        if length >= room:
+            raise PromptTooLong(
+                f"prompt has {length} tokens, the pool holds {room}; raise --memory-budget or shorten the prompt",
+                param="messages",
+            )
+        if len(self.queue.waiting) >= self.max_queue + self.table.num_free_rows:
+            raise Overloaded(f"{len(self.queue.waiting)} requests are waiting already; try again, or raise --max-queue")
+        self._arrivals += 1
+        live = Live(request, self._arrivals, self.queue.due(length), np.asarray(request.prompt, np.int32))
+        self._live[request.request_id] = live
+        self.queue.put(live)
+
+    def cancel(self, request_id: int) -> bool:
+        """End a request in whatever state it is, without an event; False when it had ended already. Its blocks are
+        given back at once, or by the commit of the last step in flight that touches them."""
+        live = self._live.pop(request_id, None)
+        if live is None:
+            return False
+        self.queue.worked(self._left(live))  # nobody waits for this work any more
+        if live.row is None:
+            self.queue.waiting.remove(live)
+        else:
+            self._leave(live, "end")
+        return True
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    # -- plan --------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """The next step; None when no row can move before a step in flight is committed, or nothing is left."""
+        decode = self._decode_rows()
+        chunks: list[Chunk] = []
+        copies: list[BlockCopy] = []
+        joined = self._plan_prompts(max(self.step_budget - len(decode), BLOCK_SIZE), chunks, copies)
+        decode += joined
+        if not decode and not chunks:
+            return self._unstick()
+        return self._launch(decode, tuple(chunks), tuple(copies))
+
+    def _decode_rows(self) -> list[int]:
+        """Rows with one known id left to compute, and a block for it; the newest give way when there is no room."""
+        table = self.table
+        total = table.total
+        ready = np.flatnonzero(table.active & (table.scheduled == total - 1) & (total < table.limit))
+        ready = ready[np.argsort(table.arrival[ready], kind="stable")]
+        short = (table.num_blocks[:, ready] * BLOCK_SIZE <= table.scheduled[ready]).any(axis=0)
+        stuck = {row for row in ready[short].tolist() if self._stays(row) and not self._find_room(row)}
+        return [row for row in ready.tolist() if self._stays(row) and row not in stuck]
+
+    def _stays(self, row: int) -> bool:
+        live = self._rows.get(row)
+        return live is not None and live.leaving is None
+
+    def _find_room(self, row: int) -> bool:
+        """A block for the row's next position, from the newest row if need be. False: the row cannot go now."""
+        live, end = self._rows[row], int(self.table.scheduled[row]) + 1
+        while not self.blocks.extend(row, end):
+            if any(other.leaving for other in self._rows.values()):
+                return False  # room is coming, once the step in flight is committed
+            newest = max(self._rows.values(), key=lambda other: other.arrival)
+            if len(self._rows) == 1:
+                self._starve(live)
+                return False
+            self._preempt(newest)
+            if newest is live or newest.row is not None:
+                return False
+        return True
+
+    def _preempt(self, live: Live) -> None:
+        """Release and requeue: its blocks stay findable until somebody takes them."""
+        self.preemptions += 1
+        self._leave(live, "requeue")
+
+    def _starve(self, live: Live) -> None:
+        """The last row left finds no block: its reply ends here."""
+        if live.in_flight:
+            return
+        log.warning(
+            "request %d ends after %d tokens: the KV pool is full; raise --memory-budget",
+            live.request.request_id,
+            live.generated,
+        )
+        self._events.append(EndEvent(live.request.request_id, FinishReason.LENGTH))
+        self._finish(live)
+
+    def _plan_prompts(self, budget: int, chunks: list[Chunk], copies: list[BlockCopy]) -> list[int]:
+        """Fill `budget` tokens with prompt work; returns the rows whose last known id joins the decode entries."""
+        joined: list[int] = []
+        candidates = [live for live in self._rows.values() if self._left(live) > 0 and live.leaving is None]
+        candidates += self.queue.waiting
+        candidates.sort(key=lambda live: self.queue.rank(live, self._left(live)))
+        admitting = True
+        for live in candidates:
+            if budget <= 0:
+                break
+            if live.row is None:
+                if not admitting or self._is_being_computed(live):
+                    continue
+                admitting = self._admit(live, copies)
+                if not admitting:
+                    continue
+            used, joins = self._plan_prompt(live, budget, chunks)
+            budget -= used
+            if joins:
+                assert live.row is not None
+                joined.append(live.row)
+        return joined
+
+    def _left(self, live: Live) -> int:
+        """Known ids still to compute before the last one."""
+        if live.row is None:
+            return len(live.ids) - 1
+        return int(self.table.total[live.row] - 1 - self.table.scheduled[live.row])
+
+    def _plan_prompt(self, live: Live, budget: int, chunks: list[Chunk]) -> tuple[int, bool]:
+        """One row's share of a step: (tokens used, whether its last id joins)."""
+        table, row = self.table, live.row
+        assert row is not None
+        start, left = int(table.scheduled[row]), self._left(live)
+        length, joins = min(left, budget), left <= budget
+        if not self.blocks.extend(row, start + length + joins):
+            joins = False
+            room = min(pool.num_free for pool in self.blocks.pools) + int(table.num_blocks[:, row].min())
+            length = min(length, room * BLOCK_SIZE - start)
+            if length <= 0 or not self.blocks.extend(row, start + length):
+                return 0, False
+        if length:
+            chunks.append(Chunk(row, start, length))
+            table.scheduled[row] += length
+            self.queue.worked(length)
+        return length + joins, joins
+
+    def _is_being_computed(self, live: Live) -> bool:
+        """Whether a running row will soon publish the next block this prompt lacks: then it is worth the wait."""
+        if not self.blocks.share:
+            return False
+        table = self.table
+        known = len(self.blocks.tree.walk(live.ids[:-1], live.salt)) * BLOCK_SIZE
+        end = known + BLOCK_SIZE
+        if end > len(live.ids) - 1:
+            return False
+        for row, other in self._rows.items():
+            soon = table.computed[row] < end <= table.length[row] and other.leaving is None and other.salt == live.salt
+            if soon and np.array_equal(table.token_ids[row, :end], live.ids[:end]):
+                return True
+        return False
+
+    def _admit(self, live: Live, copies: list[BlockCopy]) -> bool:
+        """Give a waiting request a row and the blocks that are known already, if its whole prompt will find room
+        beside those already admitted."""
+        table, blocks = self.table, self.blocks
+        if table.num_free_rows == 0:
+            return False
+        match = blocks.match(live.ids[:-1], live.salt)
+        need = blocks.peak(len(live.ids) + 1, match.tip.depth, self.step_budget)
+        for other in self._rows.values():
+            if self._left(other) > 0:
+                held = int(table.num_blocks[:, other.row].max())
+                more = blocks.peak(int(table.total[other.row]) + 1, held, self.step_budget)
+                need = [mine + theirs for mine, theirs in zip(need, more, strict=True)]
+        alone = not self._rows
+        if not blocks.fits(need) and not (alone and blocks.fits([1] * len(need))):
+            blocks.unmatch(match)
+            return False
+        self._seat(live, match.num_tokens)
+        assert live.row is not None
+        copies += blocks.adopt(live.row, match)
+        self.queue.waiting.remove(live)
+        return True
+
+    def _seat(self, live: Live, cached: int) -> None:
+        request, table = live.request, self.table
+        most = request.sampling.max_tokens
+        limit = table.context_len if most is None else min(table.context_len, len(request.prompt) + most)
+        live.row = table.assign(request, live.ids, live.arrival, limit)
+        self._rows[live.row] = live
+        self.queue.worked(cached)
+        if live.cached_tokens is None:
+            live.cached_tokens = cached
+
+    def _unstick(self) -> StepPlan | None:
+        """Nothing could be planned. With no step in flight that means prompts hold the pool between them: the newest
+        gives way so that the oldest can finish."""
+        if self._unfinished or not self._rows:
+            return None
+        newest = max(self._rows.values(), key=lambda live: live.arrival)
+        if len(self._rows) > 1:
+            self._preempt(newest)
+        else:
+            self._starve(newest)
+        return self.schedule()
+
+    def _launch(self, decode: list[int], chunks: tuple[Chunk, ...], copies: tuple[BlockCopy, ...]) -> StepPlan:
+        table = self.table
+        rows = np.asarray(decode, np.int32)
+        plan = StepPlan(
+            step=self.steps,
+            decode_rows=rows,
+            decode_positions=table.scheduled[rows],
+            from_device=table.pending[rows] > 0,
+            chunks=chunks,
+            copies=copies,
+        )
+        table.scheduled[rows] += 1
+        table.pending[rows] += 1
+        for row in plan.rows():
+            self._rows[row].in_flight += 1
+        self.steps += 1
+        self._unfinished.append(plan)
+        return plan
+
+    # -- commit ------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult) -> None:
+        """Take in a finished step: ids, ends, blocks to publish and to give back. Plans are committed in order."""
+        if not self._unfinished or self._unfinished.pop(0) is not plan:
+            raise InvariantError(f"step {plan.step} is committed out of order")
+        self.blocks.end_copies(plan.copies)
+        for chunk in plan.chunks:
+            self._commit_chunk(chunk)
+        for index, row in enumerate(plan.decode_rows.tolist()):
+            logprob = result.logprobs[index] if result.logprobs is not None else None
+            self._commit_token(row, int(plan.decode_positions[index]), int(result.token_ids[index]), logprob)
+        for row in plan.rows():
+            live = self._rows[row]
+            live.in_flight -= 1
+            if live.leaving is None:
+                self.blocks.settle(row)
+            elif live.in_flight == 0:
+                self._vacate(live)
+
+    def _commit_chunk(self, chunk: Chunk) -> None:
+        live = self._rows[chunk.row]
+        self.table.computed[chunk.row] = chunk.start + chunk.length
+        if live.leaving is None and live.generated == 0:
+            total, cached = len(live.request.prompt), live.cached_tokens or 0
+            self._events.append(PromptEvent(live.request.request_id, chunk.start + chunk.length, total, cached))
+
+    def _commit_token(self, row: int, position: int, token_id: int, logprob: TokenLogprob | None) -> None:
+        table, live = self.table, self._rows[row]
+        table.pending[row] -= 1
+        if live.leaving == "end":  # its end was found while this step was in flight: the extra id is dropped
+            table.computed[row] = min(position + 1, table.length[row])
+            return
+        table.computed[row] = position + 1
+        table.append(row, token_id)
+        live.generated += 1
+        finish = self._finish_reason(live, token_id)
+        self._events.append(TokenEvent(live.request.request_id, token_id, logprob, finish))
+        if finish is not None:
+            self._finish(live)
+
+    def _finish_reason(self, live: Live, token_id: int) -> FinishReason | None:
+        sampling = live.request.sampling
+        if live.generated >= sampling.min_tokens and (
+            token_id in sampling.stop_token_ids
+            or (token_id in live.request.end_token_ids and not sampling.ignore_eos)
+        ):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.table.length[live.row] >= self.table.limit[live.row] else None
+
+    def _finish(self, live: Live) -> None:
+        self._live.pop(live.request.request_id, None)
+        self._leave(live, "end")
+
+    def _leave(self, live: Live, how: str) -> None:
+        """The row ends its tenancy as soon as no step in flight touches it."""
+        live.leaving = "end" if live.leaving == "end" else how
+        if live.in_flight == 0:
+            self._vacate(live)
+
+    def _vacate(self, live: Live, *, publish: bool = True) -> None:
+        table, row = self.table, live.row
+        assert row is not None
+        requeue = live.leaving == "requeue"
+        live.ids = table.token_ids[row, : table.length[row]].copy()
+        self.blocks.settle(row)
+        self.blocks.release(row, publish=publish)
+        table.free(row)
+        del self._rows[row]
+        live.row, live.leaving = None, None
+        if requeue:
+            self.queue.put(live)
+
+    def fail_unfinished(self, error: str) -> None:
+        """A step failed on the device: end the requests of every step not yet committed, and let nothing be found
+        that those steps may have written."""
+        plans, self._unfinished = self._unfinished, []
+        for plan in plans:
+            self.blocks.end_copies(plan.copies)
+        for row in {row for plan in plans for row in plan.rows()}:
+            live = self._rows[row]
+            live.in_flight = 0
+            if self._live.pop(live.request.request_id, None) is not None:
+                self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
+            live.leaving = "end"
+            self._vacate(live, publish=False)
+
+    def check(self) -> None:
+        """Raise InvariantError unless table, queue, pools and rows agree."""
+        table = self.table
+        self.blocks.check([copy for plan in self._unfinished for copy in plan.copies])
+        if set(np.flatnonzero(table.active).tolist()) != set(self._rows):
+            raise InvariantError("the active rows of the table are not the scheduler's")
+        for row in self._rows:
+            marks = (table.computed[row], table.scheduled[row], table.total[row], table.limit[row])
+            if list(marks) != sorted(marks):
+                raise InvariantError(f"row {row}: computed, scheduled, total, limit are {marks}")
+        flights = [row for plan in self._unfinished for row in plan.rows()]
+        for row, live in self._rows.items():
+            if live.in_flight != flights.count(row):
+                raise InvariantError(f"row {row} counts {live.in_flight} steps in flight, is in {flights.count(row)}")
+        for live in self._live.values():
+            if (live.row is None) != (live in self.queue.waiting):
+                raise InvariantError(f"request {live.request.request_id} neither waits nor runs, or both")
