@@ -1,0 +1,38 @@
+"""Fixtures for every test: the system's BLAS before mlx, no way out of the test folder, the real small model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mlxpaged.model.blas import open_system_blas
+
+if TYPE_CHECKING:
+    from mlxpaged.model.loader import LoadedModel
+    from mlxpaged.model.sources import ModelSource
+
+open_system_blas()  # it must come before any test module imports mlx.core
+
+
+@pytest.fixture(scope="session")
+def smollm2_source() -> ModelSource:
+    """The embedded default on disk, as scripts/test fetched it; skipped where it is missing, failed under CI."""
+    from mlxpaged.model.smollm2 import smollm2_path
+    from mlxpaged.model.sources import ModelSource
+
+    path: Path = smollm2_path()
+    if not path.is_file():
+        missing = f"{path} is missing: scripts/test fetches it, or `mlxpaged run smollm2 Hello` (MLXPAGED_CACHE: folder)"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
+    return ModelSource("smollm2", path, "gguf")
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_source: ModelSource) -> LoadedModel:
+    """SmolLM2-135M-Instruct in float32. Session scoped: tests read it and never change its weights."""
+    from mlxpaged.model.loader import load
+
+    return load(smollm2_source, dtype="float32")
