@@ -1,0 +1,255 @@
+"""The one door to something that answers. Owns the Backend contract, the reply a face reads, and the backend over an
+engine in this process; never computes a token and never speaks HTTP.
+
+A call has two phases: `start` checks everything and raises before anything is produced, so that a server can answer
+4xx before its headers; the Reply it returns is then read as an async iterator of Delta and can be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from ..engine.events import Delta, EngineStats, ModelInfo
+from ..errors import BadParameter, Overloaded, PromptTooLong, RequestError
+from ..sched.requests import SamplingParams
+from .messages import Messages
+from .template import ChatTemplate
+
+if TYPE_CHECKING:
+    from ..engine.service import EngineService
+
+Prompt = Messages | str | Sequence[int]
+"""A conversation (rendered by the model's template), a plain text (tokenised as it is) or token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as a face lists it. `state` is "ready" or "loading"; `defaults` are the model's own sampling
+    defaults; `context_len` is None while unknown."""
+
+    name: str
+    state: str = "ready"
+    context_len: int | None = None
+    created: int = 0
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    served_by: str = "paged"
+    notes: tuple[str, ...] = ()
+
+
+class Reply:
+    """One reply being made: `async for delta in reply`. The last delta, and only it, has `finish`.
+
+    Leaving the loop early, closing the iterator or cancelling the task that reads it cancels the request. `cancel`
+    does so from outside; the iterator then ends with a delta of finish CANCELLED. Owned by one asyncio loop.
+    """
+
+    def __init__(self, prompt_tokens: int | None, cancel: Callable[[], object]) -> None:
+        self.prompt_tokens = prompt_tokens
+        self._cancel = cancel
+        self._deltas: deque[Delta] = deque()
+        self._ring: Callable[[], None] | None = None
+        self._ended = False
+
+    def take(self, delta: Delta) -> None:
+        """Hand over the next delta; on the loop's thread."""
+        self._deltas.append(delta)
+        self._ended = self._ended or delta.finish is not None
+        if self._ring:
+            self._ring()
+
+    def cancel(self) -> None:
+        """Stop the request; nothing happens when it has already ended."""
+        if not self._ended:
+            self._cancel()
+
+    async def __aiter__(self) -> AsyncGenerator[Delta, None]:
+        async with aclosing(merge([self])) as deltas:
+            async for _, delta in deltas:
+                yield delta
+
+
+async def merge(replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """(index, delta) of several replies as they come, until all have ended; closing it cancels those still running."""
+    bell = asyncio.Event()
+    for reply in replies:
+        reply._ring = bell.set
+    try:
+        while True:
+            bell.clear()
+            for index, reply in enumerate(replies):
+                while reply._deltas:
+                    yield index, reply._deltas.popleft()
+            if all(reply._ended and not reply._deltas for reply in replies):
+                return
+            await bell.wait()
+    finally:
+        for reply in replies:
+            reply.cancel()
+
+
+class Backend(Protocol):
+    """What every face speaks to: an engine in this process, or a server."""
+
+    async def start(self, prompt: Prompt, sampling: SamplingParams) -> Reply:
+        """Check and submit one request. Raises RequestError (the request is wrong), Overloaded (try again later) or
+        Unreachable, always before the first delta."""
+        ...
+
+    async def tokenize(self, prompt: Prompt, add_special: bool = True) -> list[int]:
+        """The ids `start` would submit. `add_special`: whether plain text gets the model's leading bos id."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str: ...
+
+    async def models(self) -> tuple[ModelCard, ...]: ...
+
+    async def stats(self) -> EngineStats: ...
+
+
+class LocalBackend:
+    """A backend over an engine in this process.
+
+    `name`, where given, is listed as loading until the engine holds a model. `aliases` are further names of it.
+    """
+
+    def __init__(self, service: EngineService, name: str | None = None, aliases: Sequence[str] = ()) -> None:
+        self._service = service
+        self._name = name
+        self._aliases = tuple(aliases)
+        self._template: tuple[ModelInfo, ChatTemplate] | None = None
+        self._inbox: _Inbox | None = None
+
+    async def start(self, prompt: Prompt, sampling: SamplingParams) -> Reply:
+        model = self._model()
+        prompt_ids = await self.tokenize(prompt)
+        sampling = _fitted(model, prompt_ids, sampling)
+        inbox = self._inbox_of(asyncio.get_running_loop())
+        # The handle exists only once `submit` returns; the engine may call the sink before that, never needing it.
+        reply = Reply(len(prompt_ids), lambda: handle.cancel())
+        handle = self._service.submit(prompt_ids, sampling, lambda delta: inbox.post(reply, delta))
+        return reply
+
+    async def tokenize(self, prompt: Prompt, add_special: bool = True) -> list[int]:
+        model = self._model()
+        if not isinstance(prompt, Messages | str):
+            return list(prompt)
+        # Rendering and tokenising a long conversation takes long enough to be felt by other streams of this loop.
+        return await asyncio.to_thread(self._encode, model, prompt, add_special)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        model = self._model()
+        _check_ids(token_ids, model.vocab_size, "tokens")
+        return await asyncio.to_thread(model.tokenizer.decode, list(token_ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one id stands for; they need not be valid UTF-8 by themselves."""
+        return self._model().tokenizer.token_bytes(token_id)
+
+    async def models(self) -> tuple[ModelCard, ...]:
+        model = self._service.model
+        if model is None:
+            return (ModelCard(self._name, state="loading"),) if self._name else ()
+        card = ModelCard(
+            name=model.name,
+            context_len=model.context_len,
+            created=model.created,
+            defaults=model.defaults,
+            served_by=model.served_by,
+            notes=model.notes,
+        )
+        return (card, *(replace(card, name=alias) for alias in self._aliases if alias != card.name))
+
+    async def stats(self) -> EngineStats:
+        return self._service.stats()
+
+    def _model(self) -> ModelInfo:
+        if self._service.model is None:
+            raise Overloaded(f"the model {self._name or ''} is still loading; try again soon".replace("  ", " "))
+        return self._service.model
+
+    def _encode(self, model: ModelInfo, prompt: Messages | str, add_special: bool) -> list[int]:
+        tokenizer = model.tokenizer
+        if isinstance(prompt, Messages):
+            text, add_special = self._template_of(model).render(prompt), False
+        else:
+            bos = tokenizer.special_tokens.get("bos_token")
+            text, add_special = prompt, add_special and not (bos and prompt.startswith(bos))
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the prompt is not valid Unicode: {error.reason}") from error
+        return list(tokenizer.encode(text, add_special=add_special))
+
+    def _template_of(self, model: ModelInfo) -> ChatTemplate:
+        held = self._template
+        if held and held[0] is model:
+            return held[1]
+        if model.tokenizer.chat_template is None:
+            raise RequestError(f"{model.name} has no chat template; use plain completions (`run --raw`)")
+        template = ChatTemplate(model.tokenizer.chat_template, model.tokenizer.special_tokens)
+        self._template = (model, template)
+        return template
+
+    def _inbox_of(self, loop: asyncio.AbstractEventLoop) -> _Inbox:
+        if self._inbox is None or self._inbox.loop is not loop:
+            self._inbox = _Inbox(loop)
+        return self._inbox
+
+
+class _Inbox:
+    """Deltas on their way from the engine's thread to one loop: a step's deltas cost one wake-up of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._posted: deque[tuple[Reply, Delta]] = deque()
+        self._waking = False
+
+    def post(self, reply: Reply, delta: Delta) -> None:
+        """On the engine's thread; never blocks, never raises."""
+        self._posted.append((reply, delta))
+        if not self._waking:
+            self._waking = True
+            try:
+                self.loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: its readers are gone
+                reply.cancel()
+
+    def _deliver(self) -> None:
+        # Lowered before the deque is emptied: a post from here on wakes the loop again, so none is left behind.
+        self._waking = False
+        while self._posted:
+            reply, delta = self._posted.popleft()
+            reply.take(delta)
+
+
+def _fitted(model: ModelInfo, prompt_ids: Sequence[int], sampling: SamplingParams) -> SamplingParams:
+    """Refuse what this model cannot do, and cut max_tokens down to the rest of the context."""
+    if not prompt_ids:
+        raise BadParameter("the prompt is empty; send at least one token", param="prompt")
+    _check_ids(prompt_ids, model.vocab_size, "prompt")
+    _check_ids([token_id for token_id, _ in sampling.logit_bias], model.vocab_size, "logit_bias")
+    _check_ids(sampling.stop_token_ids, model.vocab_size, "stop_token_ids")
+    room = model.context_len - len(prompt_ids)
+    if room < 1:
+        raise PromptTooLong(
+            f"this model's maximum context length is {model.context_len} tokens, but your request has "
+            f"{len(prompt_ids)} input tokens; shorten the prompt or raise --ctx",
+            param="prompt",
+        )
+    return replace(
+        sampling,
+        max_tokens=min(sampling.max_tokens or room, room),
+        min_tokens=min(sampling.min_tokens, room),
+        top_k=min(sampling.top_k, model.vocab_size),
+    )
+
+
+def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise BadParameter(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", param=param)

@@ -1,0 +1,111 @@
+"""Every failure as an OpenAI error body. Owns the mapping from our errors to status, type and code; raises nothing
+and logs only what nobody expected."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import (
+    EngineError,
+    MlxpagedError,
+    ModelNotFound,
+    Overloaded,
+    PromptTooLong,
+    RequestError,
+    UnsupportedModel,
+)
+
+_log = logging.getLogger(__name__)
+
+_KINDS: tuple[tuple[type[MlxpagedError], int, str, str | None], ...] = (
+    (PromptTooLong, 400, "invalid_request_error", "context_length_exceeded"),
+    (RequestError, 400, "invalid_request_error", None),
+    (ModelNotFound, 404, "not_found_error", "model_not_found"),
+    (UnsupportedModel, 400, "invalid_request_error", "model_not_supported"),
+    (Overloaded, 503, "unavailable_error", "overloaded"),
+    (EngineError, 500, "server_error", None),
+)
+_STATUSES = {
+    403: ("permission_error", None),
+    404: ("not_found_error", None),
+    413: ("invalid_request_error", "request_too_large"),
+}
+
+
+class Refused(Exception):
+    """A request that is turned away for its wrapping (size, type, origin), not for what it asks."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class JsonResponse(Response):
+    """A JSON body by msgspec, which writes no NaN."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)
+
+
+def error_body(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """`{"error": {...}}` with all four keys, which client packages take apart without asking."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def body_of(error: MlxpagedError) -> tuple[int, dict[str, Any]]:
+    """(status, body) of one of our errors; the body also serves as the event of a stream that breaks."""
+    for kind, status, name, code in _KINDS:
+        if isinstance(error, kind):
+            return status, error_body(str(error), name, getattr(error, "param", None), code)
+    return 500, error_body(str(error), "server_error")
+
+
+async def answer_ours(_: Request, error: Exception) -> Response:
+    assert isinstance(error, MlxpagedError)
+    status, body = body_of(error)
+    headers = {}
+    if status == 503:
+        headers["Retry-After"] = "1"
+    if status == 500:
+        headers["x-should-retry"] = "false"  # the request that broke a step is not worth sending twice more
+    return JsonResponse(body, status, headers)
+
+
+async def answer_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return refusal(error.status, str(error))
+
+
+async def answer_http(request: Request, error: Exception) -> Response:
+    """Starlette's own: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    path, method = request.scope["path"], request.method
+    match error.status_code:
+        case 404:
+            message = f"there is nothing at {path}; see /v1/models, /v1/chat/completions, /v1/completions, /health"
+        case 405:
+            message = f"{method} is not a method of {path}; use {(error.headers or {}).get('Allow', 'another')}"
+        case _:
+            message = error.detail
+    return refusal(error.status_code, message, error.headers)
+
+
+async def answer_unexpected(request: Request, error: Exception) -> Response:
+    """A bug of ours: logged with its trace, told without it."""
+    _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    body = error_body(f"the server failed on this request: {type(error).__name__}", "server_error")
+    return JsonResponse(body, 500, {"x-should-retry": "false"})
+
+
+def refusal(status: int, message: str, headers: Any = None) -> Response:
+    """An error body for a bare status."""
+    kind, code = _STATUSES.get(status, ("invalid_request_error", None))
+    return JsonResponse(error_body(message, kind, code=code), status, dict(headers or {}))

@@ -1,0 +1,202 @@
+"""The server's life: sockets, signals, draining, the end. Owns the uvicorn server; knows nothing of routes.
+
+The first SIGTERM or SIGINT stops accepting and lets running replies finish, for `shutdown_s` at most; then they are cut
+with an error event. The second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+import psutil
+import uvicorn
+
+from ..chat.backend import LocalBackend
+from ..errors import ConfigError, MlxpagedError
+from .app import ServerOptions, create_app
+from .gate import Gate
+
+WhileServing = Callable[[str], Coroutine[Any, Any, None]]
+
+_TICK_S = 1.0
+_LAST_RESORT_S = 5.0
+"""After replies were cut, how long their last bytes may take before their tasks are cancelled."""
+
+
+def listen(host: str, port: int, insecure_no_auth: bool = False) -> list[socket.socket]:
+    """Listening sockets, taken before a model is loaded so that a port in use is known at once.
+
+    `localhost` listens on 127.0.0.1 and, where it exists, on ::1; port 0 picks a free one. Raises ConfigError for an
+    address that cannot be had or one that would open the server to the network unasked, MlxpagedError for a port in
+    use, naming its holder.
+    """
+    if not insecure_no_auth and not is_loopback(host):
+        raise ConfigError(
+            f"--host {host} opens the server to the network without a key; "
+            "use --host 127.0.0.1, or add --insecure-no-auth"
+        )
+    first = _bind("127.0.0.1" if host == "localhost" else host, port)
+    sockets = [first]
+    if host == "localhost" and socket.has_ipv6:
+        with suppress(MlxpagedError):
+            sockets.append(_bind("::1", first.getsockname()[1]))
+    return sockets
+
+
+def serve(
+    backend: LocalBackend,
+    host: str,
+    port: int,
+    options: ServerOptions | None = None,
+    while_serving: WhileServing | None = None,
+) -> None:
+    """Serve until a signal ends it; in the main thread. Returns when every reply has ended and the sockets are closed.
+
+    Raises what `listen` does, before anything else happens. `while_serving` gets the base URL and runs beside the
+    server (loading the model, saying when it is ready); what it raises ends the server and is raised here.
+    """
+    options = replace(options or ServerOptions(), loopback=is_loopback(host))
+    sockets = listen(host, port, options.insecure_no_auth)
+    Server(backend, options).run_until_stopped(sockets, while_serving)
+
+
+def url_of(bound: socket.socket) -> str:
+    """The base URL of a listening socket, without `/v1`."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server with our draining, and without its ten wake-ups a second while idle."""
+
+    def __init__(self, backend: LocalBackend, options: ServerOptions) -> None:
+        self._gate = Gate()
+        self._options = options
+        self._wake: Callable[[], object] = lambda: None
+        config = uvicorn.Config(
+            create_app(backend, options, self._gate),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # Clients reuse connections for about a minute; closing sooner shows as a reset in the middle of a request.
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=int(options.shutdown_s + _LAST_RESORT_S),
+        )
+        super().__init__(config)
+
+    def run_until_stopped(self, sockets: Sequence[socket.socket], while_serving: WhileServing | None = None) -> None:
+        """See `serve`; on a thread other than the main one, `stop` takes the signal's place."""
+        asyncio.run(self._run(list(sockets), while_serving))
+
+    def stop(self) -> None:
+        """What the first signal does; from any thread."""
+        self.should_exit = True
+        self._wake()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        self.stop()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        # uvicorn raises the signal again at the end; being asked to stop and stopping is not a failure.
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+    async def main_loop(self) -> None:
+        # A tick keeps the Date header right; a signal or `stop` does not wait for one.
+        woken = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(woken.wait(), _TICK_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._gate.close()
+        cutting = asyncio.get_running_loop().call_later(self._options.shutdown_s, self._gate.cut)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+            self._gate.cut()
+
+    async def _run(self, sockets: list[socket.socket], while_serving: WhileServing | None) -> None:
+        serving = asyncio.create_task(self.serve(sockets))
+        if while_serving is None:
+            await serving
+            return
+        beside = asyncio.create_task(while_serving(url_of(sockets[0])))
+        await asyncio.wait({serving, beside}, return_when=asyncio.FIRST_COMPLETED)
+        if beside.done() and beside.exception():
+            self.stop()
+        await serving
+        beside.cancel()
+        with suppress(asyncio.CancelledError):
+            await beside
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((host, port))
+        bound.listen(1024)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise MlxpagedError(
+                f"port {port} on {host} is held by {_holder_of(port)}; stop it, or use --port {_free_port(host, port)}"
+            ) from error
+        raise ConfigError(
+            f"cannot listen on --host {host} --port {port}: {error.strerror}; try --host 127.0.0.1"
+        ) from error
+    return bound
+
+
+def _holder_of(port: int) -> str:
+    """The listening process, as far as this user may see it."""
+    for process in psutil.process_iter(["pid", "name"]):
+        try:
+            found = any(
+                held.status == psutil.CONN_LISTEN and held.laddr and held.laddr.port == port
+                for held in process.net_connections(kind="tcp")
+            )
+        except psutil.Error:
+            continue
+        if found:
+            return f"{process.info['name']} (pid {process.info['pid']})"
+    return "a process of another user"
+
+
+def _free_port(host: str, taken: int) -> int:
+    """The next port that can be had now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(taken + 1, min(taken + 100, 65536)):
+        with closing(socket.socket(family)) as probe, suppress(OSError):
+            probe.bind((host, port))
+            return port
+    return 0
