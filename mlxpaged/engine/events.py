@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ..model.tokenizer import Tokenizer
 from ..sched.requests import FinishReason, TokenLogprob
+
+if TYPE_CHECKING:
+    from ..model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class ModelInfo:
 
     name: str
     context_len: int
+    max_prompt: int  # the longest prompt the context and the KV pool admit, with one token of reply
     vocab_size: int
     tokenizer: Tokenizer
     created: int  # Unix time of loading

@@ -93,7 +93,10 @@ class KVAllocator:
         if found is not None:
             partial, num_tokens = tuple(found[0].blocks), num_tokens + found[1]
         whole = tuple(
-            [node.blocks[index] if place >= spec.first_needed(num_tokens) else 0 for place, node in enumerate(nodes[:depth])]
+            [
+                node.blocks[index] if place >= spec.first_needed(num_tokens) else 0
+                for place, node in enumerate(nodes[:depth])
+            ]
             for index, spec in enumerate(self.groups)
         )
         return self._reference(Match(num_tokens, tip, whole, partial))

@@ -31,6 +31,7 @@ class TokenEvent:
     token_id: int
     logprob: TokenLogprob | None
     finish: FinishReason | None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Scheduler:
         self.queue = PromptQueue(step_budget)
         self.step_budget = step_budget
         self.max_queue = max_queue
-        self.steps = self.preemptions = 0
+        self.steps = self.preemptions = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
         self._live: dict[int, Live] = {}  # by request id
         self._rows: dict[int, Live] = {}  # by row
         self._events: list[Event] = []
@@ -90,6 +91,11 @@ class Scheduler:
         """Nothing waits, runs or is in flight."""
         return not self._live and not self._unfinished
 
+    @property
+    def max_prompt(self) -> int:
+        """The longest prompt that context and pool admit, with one token of reply."""
+        return min(self.table.context_len, self.blocks.most_tokens()) - 1
+
     def live(self) -> list[Live]:
         """Every request not yet ended, in no particular order."""
         return list(self._live.values())
@@ -97,16 +103,10 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong when it could never run, Overloaded when the queue is full."""
         length = len(request.prompt)
-        room, context = self.blocks.most_tokens(), self.table.context_len
-        if length >= context:
+        if length > self.max_prompt:
             raise PromptTooLong(
-                f"this model's maximum context length is {context} tokens; your request has {length} and needs room "
-                "for a reply; shorten the prompt or raise --ctx",
-                param="messages",
-            )
-        if length >= room:
-            raise PromptTooLong(
-                f"prompt has {length} tokens, the pool holds {room}; raise --memory-budget or shorten the prompt",
+                f"prompt has {length} tokens; the context holds {self.table.context_len} and the pool "
+                f"{self.blocks.most_tokens()}, reply included; shorten the prompt, or raise --ctx or --memory-budget",
                 param="messages",
             )
         if len(self.queue.waiting) >= self.max_queue + self.table.num_free_rows:
@@ -287,6 +287,8 @@ class Scheduler:
         self.queue.worked(cached)
         if live.cached_tokens is None:
             live.cached_tokens = cached
+            self.cached_tokens += cached
+            self.prompt_tokens += len(request.prompt)
 
     def _unstick(self) -> StepPlan | None:
         """Nothing could be planned. With no step in flight that means prompts hold the pool between them: the newest
@@ -355,16 +357,16 @@ class Scheduler:
         table.computed[row] = position + 1
         table.append(row, token_id)
         live.generated += 1
+        self.generated_tokens += 1
         finish = self._finish_reason(live, token_id)
-        self._events.append(TokenEvent(live.request.request_id, token_id, logprob, finish))
+        self._events.append(TokenEvent(live.request.request_id, token_id, logprob, finish, live.cached_tokens or 0))
         if finish is not None:
             self._finish(live)
 
     def _finish_reason(self, live: Live, token_id: int) -> FinishReason | None:
         sampling = live.request.sampling
         if live.generated >= sampling.min_tokens and (
-            token_id in sampling.stop_token_ids
-            or (token_id in live.request.end_token_ids and not sampling.ignore_eos)
+            token_id in sampling.stop_token_ids or (token_id in live.request.end_token_ids and not sampling.ignore_eos)
         ):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.table.length[live.row] >= self.table.limit[live.row] else None
@@ -405,6 +407,14 @@ class Scheduler:
                 self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
             live.leaving = "end"
             self._vacate(live, publish=False)
+
+    def fail_all(self, error: str) -> None:
+        """The pool's contents are lost: end every running request and let nothing be found any more."""
+        for live in list(self._rows.values()):
+            if self._live.pop(live.request.request_id, None) is not None:
+                self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
+            self._leave(live, "end")
+        self.blocks.forget()
 
     def check(self) -> None:
         """Raise InvariantError unless table, queue, pools and rows agree."""

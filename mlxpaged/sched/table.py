@@ -43,6 +43,7 @@ class RequestTable:
         self.repetition, self.presence, self.frequency = (np.zeros(num_rows, np.float32) for _ in range(3))
         self.top_k, self.choice, self.logprobs = ints(num_rows), ints(num_rows), ints(num_rows)
         self.min_tokens = ints(num_rows)
+        self.biased = np.zeros(num_rows, bool)
         self.seed = np.zeros(num_rows, np.uint64)
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -95,6 +96,7 @@ class RequestTable:
         self.repetition[row] = sampling.repetition_penalty
         self.presence[row], self.frequency[row] = sampling.presence_penalty, sampling.frequency_penalty
         self.logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.biased[row] = bool(sampling.logit_bias)
         self.seed[row] = np.uint64((sampling.seed or 0) % 2**64)
 
     def reserve(self, num_tokens: int) -> None:

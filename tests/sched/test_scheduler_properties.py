@@ -38,7 +38,11 @@ class FakeDevice:
             source, target = copy.source * BLOCK_SIZE, copy.destination * BLOCK_SIZE
             pool = self.slots[copy.group]
             pool[target : target + copy.slots] = pool[source : source + copy.slots]
-        writes = [(chunk.row, position) for chunk in plan.chunks for position in range(chunk.start, chunk.start + chunk.length)]
+        writes = [
+            (chunk.row, position)
+            for chunk in plan.chunks
+            for position in range(chunk.start, chunk.start + chunk.length)
+        ]
         entries = list(zip(plan.decode_rows.tolist(), plan.decode_positions.tolist(), strict=True))
         reads = []
         for row, position in [*writes, *entries]:
@@ -159,7 +163,12 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
     for action in script:
         match action:
             case ("add", ids, new, ignore):
-                request = Request(len(asked), np.asarray(ids, np.int32), SamplingParams(max_tokens=new, ignore_eos=ignore), frozenset({END}))
+                request = Request(
+                    len(asked),
+                    np.asarray(ids, np.int32),
+                    SamplingParams(max_tokens=new, ignore_eos=ignore),
+                    frozenset({END}),
+                )
                 rig.scheduler.add(request)
                 asked[request.request_id] = request
             case ("step", times):
@@ -176,7 +185,9 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
                     rig.scheduler._preempt(live)
                     rig.scheduler.check()
             case ("fail",):
-                touched = {rig.scheduler._rows[row].request.request_id for plan, _ in rig.flights for row in plan.rows()}
+                touched = {
+                    rig.scheduler._rows[row].request.request_id for plan, _ in rig.flights for row in plan.rows()
+                }
                 rig.flights.clear()
                 rig.scheduler.fail_unfinished("injected")
                 excused |= touched
@@ -190,7 +201,9 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
             assert reply == expected[: len(reply)]
         else:
             assert reply == expected
-            assert rig.ends[request_id] is (FinishReason.STOP if expected[-1] == END and not request.sampling.ignore_eos else FinishReason.LENGTH)
+            assert rig.ends[request_id] is (
+                FinishReason.STOP if expected[-1] == END and not request.sampling.ignore_eos else FinishReason.LENGTH
+            )
     for pool in rig.scheduler.blocks.pools:
         counts = pool.counts()
         assert counts["used"] == 0 and counts["cached"] + counts["free"] == pool.num_blocks - 1
@@ -198,5 +211,5 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
 
 def test_a_prompt_the_pool_can_never_hold_is_refused_with_numbers() -> None:
     rig = Rig([GroupSpec(4)], rows=2, budget=16, ahead=0)
-    with pytest.raises(MlxpagedError, match="49 tokens, the pool holds 48.*--memory-budget"):
+    with pytest.raises(MlxpagedError, match="49 tokens.* the pool 48, .*--memory-budget"):
         rig.scheduler.add(Request(1, np.zeros(49, np.int32), SamplingParams()))

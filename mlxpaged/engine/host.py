@@ -1,0 +1,52 @@
+"""Which models are resident. Owns loading and unloading and the core of each; lives on the MLX thread. One model for
+now: another name replaces it once it is idle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from ..config import EngineConfig
+from ..model.loader import load
+from ..model.sources import Progress, resolve
+from .build import build
+from .core import EngineCore
+from .events import ModelInfo
+
+
+class ModelHost:
+    """The resident model, its core, and what faces may know of it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.core: EngineCore | None = None
+        self.info: ModelInfo | None = None
+
+    def load(self, name: str, on_progress: Callable[[Progress], None] | None = None) -> ModelInfo:
+        """Make `name` resident; returns at once when it is. Raises what resolving and loading raise."""
+        if self.info is not None and self.info.name == name:
+            return self.info
+        source = resolve(name, on_progress)
+        self.unload()
+        loaded = load(source, self._config.dtype)
+        built = build(loaded, self._config)
+        self.core = built.core
+        self.info = ModelInfo(
+            name=name,
+            context_len=built.context_len,
+            max_prompt=built.core.scheduler.max_prompt,
+            vocab_size=built.vocab_size,
+            tokenizer=loaded.tokenizer,
+            created=int(time.time()),
+            served_by=built.served_by,
+            notes=(*loaded.notes, *built.notes),
+            defaults=loaded.defaults,
+        )
+        return self.info
+
+    def unload(self) -> None:
+        """Drop the resident model and give its memory back."""
+        self.core = self.info = None
+        mx.clear_cache()

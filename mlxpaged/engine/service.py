@@ -1,0 +1,216 @@
+"""The one thread that owns MLX. Owns the inbox, the requests' text and their sinks; everything that crosses it is an int,
+a string, a numpy array or a frozen value.
+
+    service = EngineService(EngineConfig())
+    info = service.load("smollm2").result()
+    handle = service.submit(prompt_ids, SamplingParams(), sink)
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..config import EngineConfig
+from ..errors import BadParameter, EngineError, MlxpagedError, Overloaded, PromptTooLong
+from ..sched.requests import FinishReason, Request, SamplingParams
+from .events import EngineStats, ModelInfo, Sink
+from .replies import Replies
+from .stats import snapshot
+
+log = logging.getLogger(__name__)
+
+_STATS_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One submitted request. cancel() is idempotent, from any thread; the request is gone within one step and its
+    sink gets a last delta with finish CANCELLED."""
+
+    request_id: int
+    _service: EngineService
+
+    def cancel(self) -> None:
+        self._service._post(lambda: self._service._cancel(self.request_id))
+
+
+class EngineService:
+    """Starts its thread when made; close() ends it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._ids = itertools.count(1)
+        self._replies = Replies()
+        self._host: Any = None  # ModelHost, made on the thread: importing it imports mlx
+        self._info: ModelInfo | None = None
+        self._stats = snapshot(None, None, self._replies, 0.0)
+        self._turned = self._stats_at = time.monotonic()
+        self._closing = False
+        self._draining = False
+        self._thread = threading.Thread(target=self._run, name="mlxpaged-engine", daemon=True)
+        self._thread.start()
+
+    # -- any thread --------------------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The resident model, None before the first load."""
+        return self._info
+
+    def load(self, name: str, on_progress: Callable[[Any], None] | None = None) -> Future[ModelInfo]:
+        """Make a model resident. Running replies finish first. `on_progress` is called on the engine thread."""
+        return self._call(lambda: self._load(name, on_progress))
+
+    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink) -> Handle:
+        """Queue a request. Everything about it is checked here: raises BadParameter, PromptTooLong or Overloaded."""
+        info = self._info
+        if info is None:
+            raise EngineError("no model is loaded yet")
+        if self._closing or self._draining:
+            raise Overloaded("the server is shutting down")
+        prompt = _checked_prompt(prompt_ids, sampling, info)
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        if len(self._replies) >= self._config.max_queue + self._config.max_rows:
+            raise Overloaded(f"{len(self._replies)} requests are live already; try again, or raise --max-queue")
+        request = Request(next(self._ids), prompt, sampling, info.tokenizer.end_token_ids)
+        self._replies.open(request, info.tokenizer, sink)
+        self._post(lambda: self._add(request))
+        return Handle(request.request_id, self)
+
+    def stats(self) -> EngineStats:
+        """The last snapshot (at most 0.1 s old while the engine works) with a fresh heartbeat."""
+        return replace(self._stats, heartbeat_s=time.monotonic() - self._turned if self._busy else 0.0)
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Refuse new requests, let running ones finish for up to `drain_s` seconds, cancel the rest, end the thread."""
+        self._draining = True
+        deadline = time.monotonic() + drain_s
+        while len(self._replies) and time.monotonic() < deadline and self._thread.is_alive():
+            time.sleep(0.01)
+        self._closing = True
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _call(self, action: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(action())
+            except BaseException as error:  # the caller's to handle
+                future.set_exception(error)
+
+        self._post(run)
+        return future
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+
+    # -- the engine thread -------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        return len(self._replies) > 0
+
+    def _run(self) -> None:
+        while not self._closing:
+            core = self._host.core if self._host is not None else None
+            working = core is not None and not core.idle
+            self._take_inbox(block=not working)
+            self._turned = time.monotonic()
+            if working:
+                self._step(core)
+            self._refresh_stats(force=core is None or core.idle)
+        self._replies.end_all(FinishReason.CANCELLED, "the engine was closed")
+
+    def _take_inbox(self, block: bool) -> None:
+        try:
+            while not self._closing:
+                action = self._inbox.get(block=block)
+                if action is not None:
+                    action()
+                block = False
+        except queue.Empty:
+            return
+
+    def _step(self, core: Any) -> None:
+        try:
+            core.step(self._deliver)
+        except Exception as error:
+            log.exception("a step failed")
+            core.fail(f"a step failed on the device: {error}", self._deliver)
+
+    def _deliver(self, events: Sequence[Any]) -> None:
+        for request_id in self._replies.take(events):
+            self._host.core.cancel(request_id)
+
+    def _load(self, name: str, on_progress: Callable[[Any], None] | None) -> ModelInfo:
+        if self._host is None:
+            from ..model.blas import open_system_blas
+
+            open_system_blas()
+            from .host import ModelHost
+
+            self._host = ModelHost(self._config)
+        while self._host.core is not None and not self._host.core.idle:
+            self._step(self._host.core)
+        try:
+            self._info = self._host.load(name, on_progress)
+        finally:
+            self._info = self._host.info
+            self._refresh_stats(force=True)
+        return self._info
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._host.core.add(request)
+        except MlxpagedError as error:
+            self._replies.end(request.request_id, FinishReason.ERROR, str(error))
+
+    def _cancel(self, request_id: int) -> None:
+        if self._host is not None and self._host.core is not None:
+            self._host.core.cancel(request_id)
+        self._replies.end(request_id, FinishReason.CANCELLED)
+
+    def _refresh_stats(self, force: bool) -> None:
+        now = time.monotonic()
+        if force or now - self._stats_at >= _STATS_EVERY_S:
+            self._stats_at = now
+            self._stats = snapshot(self._host and self._host.core, self._info, self._replies, now)
+
+
+def _checked_prompt(prompt_ids: Sequence[int], sampling: SamplingParams, info: ModelInfo) -> np.ndarray:
+    if not len(prompt_ids):
+        raise BadParameter("the prompt is empty; give at least one token", param="prompt")
+    prompt = np.asarray(prompt_ids, np.int64)
+    if prompt.min() < 0 or prompt.max() >= info.vocab_size:
+        raise BadParameter(f"the prompt holds a token id outside 0..{info.vocab_size - 1}", param="prompt")
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < info.vocab_size:
+            raise BadParameter(f"logit_bias names token {token}; ids go from 0 to {info.vocab_size - 1}", "logit_bias")
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < info.vocab_size:
+            raise BadParameter(
+                f"stop_token_ids names {token}; ids go from 0 to {info.vocab_size - 1}", "stop_token_ids"
+            )
+    if len(prompt) > info.max_prompt:
+        raise PromptTooLong(
+            f"this model's maximum context length is {info.max_prompt + 1} tokens, reply included; your request has "
+            f"{len(prompt)}; shorten the prompt, or raise --ctx or --memory-budget",
+            param="messages",
+        )
+    return prompt.astype(np.int32)

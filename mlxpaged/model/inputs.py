@@ -1,0 +1,127 @@
+"""One step's inputs, gathered from the plan and the state table. Pure numpy until the end; owns nothing that outlives
+the step and never writes the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from ..config import BLOCK_SIZE
+from ..sched.allocator import GroupSpec
+from ..sched.requests import Chunk, StepPlan
+from ..sched.table import RequestTable, blocks_for
+
+
+@dataclass(frozen=True)
+class ChunkInputs:
+    """One chunk in one KV group: its entries are `[entry, entry + length)` of the step's tokens, its K and V lie in
+    `block_ids`, whose first slot is position `first`; the chunk's first query is at position `start`."""
+
+    entry: int
+    length: int
+    start: int
+    first: int
+    block_ids: np.ndarray  # int32
+
+    @property
+    def kv_len(self) -> int:
+        """Positions from `first` to the chunk's last query, itself included."""
+        return self.start + self.length - self.first
+
+
+@dataclass(frozen=True)
+class DecodeInputs:
+    """The decode entries in one KV group, B rows: `tables` int32 [B, W] start at each row's first readable block,
+    whose first slot is position `firsts`; `positions` int32 [B] are the queries'."""
+
+    tables: np.ndarray
+    firsts: np.ndarray
+    positions: np.ndarray
+
+    @cached_property
+    def device_tables(self) -> mx.array:
+        return mx.array(self.tables)
+
+    def mask(self, window: int | None) -> mx.array:
+        """bool [B, 1, 1, W x 16]: which gathered slots each query may read."""
+        places = self.firsts[:, None] + np.arange(self.tables.shape[1] * BLOCK_SIZE, dtype=np.int32)
+        visible = places <= self.positions[:, None]
+        if window is not None:
+            visible &= places > self.positions[:, None] - window
+        return mx.array(visible[:, None, None, :])
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """T tokens: the plan's decode entries first, then its chunks, each token a batch row of its own.
+
+    `ids` and `positions` are int32 [T]; `slots[g]` int32 [T]; `decode[g]` and `chunks[g]` describe attention in KV
+    group g. `device_entries` are the decode entries whose id is still only in the device's `last_tokens`.
+    """
+
+    ids: np.ndarray
+    positions: np.ndarray
+    slots: tuple[np.ndarray, ...]
+    decode: tuple[DecodeInputs, ...]
+    chunks: tuple[tuple[ChunkInputs, ...], ...]
+    device_entries: np.ndarray
+    decode_rows: np.ndarray
+
+    @property
+    def num_decode(self) -> int:
+        return len(self.decode_rows)
+
+
+def gather_inputs(plan: StepPlan, table: RequestTable, groups: Sequence[GroupSpec]) -> StepInputs:
+    """The inputs of `plan`. The table is only read, and only here: later changes to it cannot reach the step."""
+    rows = np.concatenate([plan.decode_rows, *(np.full(chunk.length, chunk.row, np.int32) for chunk in plan.chunks)])
+    positions = np.concatenate(
+        [plan.decode_positions, *(np.arange(c.start, c.start + c.length, dtype=np.int32) for c in plan.chunks)]
+    ).astype(np.int32)
+    ids = table.token_ids[rows, positions]
+    ids[: len(plan.decode_rows)][plan.from_device] = 0
+    slots = tuple(
+        table.block_ids[group][rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        for group in range(len(groups))
+    )
+    return StepInputs(
+        ids=ids,
+        positions=positions,
+        slots=slots,
+        decode=tuple(_decode(plan, table.block_ids[index], spec) for index, spec in enumerate(groups)),
+        chunks=tuple(_chunks(plan, table.block_ids[index], spec) for index, spec in enumerate(groups)),
+        device_entries=np.flatnonzero(plan.from_device).astype(np.int32),
+        decode_rows=plan.decode_rows,
+    )
+
+
+def _decode(plan: StepPlan, block_ids: np.ndarray, spec: GroupSpec) -> DecodeInputs:
+    positions = plan.decode_positions
+    ends = positions // BLOCK_SIZE + 1
+    starts = np.zeros_like(ends)
+    if spec.window is not None:
+        starts = np.maximum(positions - spec.window + 1, 0) // BLOCK_SIZE
+    width = int((ends - starts).max(initial=0))
+    places = np.minimum(starts[:, None] + np.arange(width, dtype=np.int32), block_ids.shape[1] - 1)
+    tables = np.where(
+        starts[:, None] + np.arange(width) < ends[:, None], block_ids[plan.decode_rows[:, None], places], 0
+    )
+    return DecodeInputs(tables.astype(np.int32), (starts * BLOCK_SIZE).astype(np.int32), positions)
+
+
+def _chunks(plan: StepPlan, block_ids: np.ndarray, spec: GroupSpec) -> tuple[ChunkInputs, ...]:
+    entry, found = len(plan.decode_rows), []
+    for chunk in plan.chunks:
+        found.append(_chunk(chunk, entry, block_ids, spec))
+        entry += chunk.length
+    return tuple(found)
+
+
+def _chunk(chunk: Chunk, entry: int, block_ids: np.ndarray, spec: GroupSpec) -> ChunkInputs:
+    first, last = spec.first_needed(chunk.start), blocks_for(chunk.start + chunk.length)
+    ids = block_ids[chunk.row, first:last].copy()
+    return ChunkInputs(entry, chunk.length, chunk.start, first * BLOCK_SIZE, ids)

@@ -1,0 +1,116 @@
+"""One step on the device: gather, forward, sample. Owns the model, its pool and the device-side ids; never decides what
+runs, never frees, never reads text.
+
+    pending = runner.launch(plan, table)      # builds the graph and starts it
+    result = pending.wait()                   # the one host synchronisation of a step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..sched.allocator import GroupSpec
+from ..sched.requests import StepPlan, StepResult
+from ..sched.table import RequestTable
+from .attention import AttentionStep
+from .inputs import StepInputs, gather_inputs
+from .kvpool import KVPool
+from .sampling import Sampled, Sampler
+from .seam import GatherNorm, flatten_linears, install_attention, install_gather_norm
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A launched step. `sampled` is None when it had no decode entry; then `arrays` still tell when it is done."""
+
+    sampled: Sampled | None
+    arrays: list[mx.array]
+    top: np.ndarray
+
+    def wait(self) -> StepResult:
+        """Block until the device is done; raises what the device raised."""
+        mx.eval(self.arrays)
+        if self.sampled is None:
+            return StepResult(np.zeros(0, np.int32))
+        return self.sampled.result(self.top)
+
+
+class Runner(Protocol):
+    """Runs plans: the paged runner, or stock mlx-lm one request at a time."""
+
+    def launch(self, plan: StepPlan, table: RequestTable) -> PendingStep: ...
+
+    def recover(self) -> bool: ...
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+
+class ModelRunner:
+    """An unmodified mlx-lm model over the block pool."""
+
+    def __init__(
+        self, model: nn.Module, pool: KVPool, groups: Sequence[GroupSpec], sampler: Sampler, num_rows: int
+    ) -> None:
+        self.pool = pool
+        self._model = model
+        self._groups = tuple(groups)
+        self._sampler = sampler
+        self._last_tokens = mx.zeros((num_rows,), mx.int32)
+        install_attention(model)
+        flatten_linears(model)
+        self._norm: GatherNorm | None = install_gather_norm(model)
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.pool.nbytes
+
+    def launch(self, plan: StepPlan, table: RequestTable) -> PendingStep:
+        """Start `plan`. The table is read before this returns, and not after."""
+        inputs = gather_inputs(plan, table, self._groups)
+        self.pool.copy(plan.copies)
+        sampled = None
+        logits = self.forward(inputs, rows=max(inputs.num_decode, 1))
+        if inputs.num_decode:
+            sampled = self._sampler(logits, plan, table)
+            self._last_tokens[mx.array(inputs.decode_rows)] = sampled.tokens
+        # Chunk-only steps evaluate no logits: the head and the last layer's attention are never run.
+        arrays = [
+            *self.pool.arrays(),
+            self._last_tokens,
+            *self._sampler.state(),
+            *(sampled.arrays() if sampled else []),
+        ]
+        mx.async_eval(arrays)
+        asked = table.logprobs[plan.decode_rows]
+        return PendingStep(sampled, arrays if sampled is None else [], asked[asked >= 0])
+
+    def forward(self, inputs: StepInputs, rows: int) -> mx.array:
+        """Logits [rows, vocabulary] of the step's leading tokens, lazily; K and V of all tokens go to the pool."""
+        ids = mx.array(inputs.ids)
+        if len(inputs.device_entries):
+            entries = mx.array(inputs.device_entries)
+            ids[entries] = self._last_tokens[mx.array(inputs.decode_rows[inputs.device_entries])]
+        step = AttentionStep(inputs, self.pool)
+        if self._norm is None:
+            return self._model(ids[:, None], cache=step.layers())[:rows, 0]
+        with self._norm.picking(rows):
+            return self._model(ids[:, None], cache=step.layers())[:, 0]
+
+    def recover(self) -> bool:
+        """After a failed step: whether the pool's arrays are still usable. Their contents beyond what was committed
+        do not matter; a fresh chain of device ids starts."""
+        self._last_tokens = mx.zeros_like(self._last_tokens)
+        try:
+            mx.synchronize()
+            mx.eval(self.pool.arrays())
+        except Exception:  # whatever the device raised, the pool cannot be trusted
+            self.pool = KVPool(self.pool.spec, self.pool.num_blocks)
+            return False
+        return True
