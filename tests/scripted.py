@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from mlxpaged.engine.events import Delta, EngineStats, ModelInfo, RowStats, Sink, Timing, Usage
-from mlxpaged.errors import Overloaded
+from mlxpaged.errors import BadParameter, Overloaded, PromptTooLong
 from mlxpaged.sched.requests import FinishReason, SamplingParams, TokenLogprob
 
 CHATML = (
@@ -46,7 +46,8 @@ class ByteTokenizer:
                 text = text[end:]
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        ids = [token_id for token_id in ids if token_id < BOS or not skip_special]
         return b"".join(self.token_bytes(token_id) for token_id in ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -111,6 +112,7 @@ class ScriptedService:
         info = ModelInfo(
             name="scripted",
             context_len=context_len,
+            max_prompt=context_len - 1,
             vocab_size=VOCAB_SIZE,
             tokenizer=ByteTokenizer(),
             created=1700000000,
@@ -137,6 +139,14 @@ class ScriptedService:
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink) -> ScriptedHandle:
         with self._changed:
+            info = self._info
+            if not prompt_ids or not (min(prompt_ids) >= 0 and max(prompt_ids) < info.vocab_size):
+                raise BadParameter("the prompt is empty or holds a token id outside the vocabulary", param="prompt")
+            if any(token_id >= info.vocab_size for token_id, _ in sampling.logit_bias):
+                raise BadParameter("logit_bias names a token outside the vocabulary", param="logit_bias")
+            if len(prompt_ids) > info.max_prompt:
+                numbers = f"{info.max_prompt + 1} tokens, reply included; your request has {len(prompt_ids)}"
+                raise PromptTooLong(f"this model's maximum context length is {numbers}; raise --ctx")
             if len(self._rows) >= self._max_rows + self._max_queue:
                 raise Overloaded(f"{len(self._rows)} requests are running or waiting; raise --max-queue")
             number = len(self.submitted)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ..engine.events import Delta, EngineStats, ModelInfo
-from ..errors import BadParameter, Overloaded, PromptTooLong, RequestError
+from ..errors import BadParameter, Overloaded, RequestError
 from ..sched.requests import SamplingParams
 from .messages import Messages
 from .template import ChatTemplate
@@ -30,7 +30,7 @@ Prompt = Messages | str | Sequence[int]
 @dataclass(frozen=True, slots=True)
 class ModelCard:
     """A model as a face lists it. `state` is "ready" or "loading"; `defaults` are the model's own sampling
-    defaults; `context_len` is None while unknown."""
+    defaults; `context_len`, the most tokens one request may hold, is None while unknown."""
 
     name: str
     state: str = "ready"
@@ -127,7 +127,7 @@ class LocalBackend:
     async def start(self, prompt: Prompt, sampling: SamplingParams) -> Reply:
         model = self._model()
         prompt_ids = await self.tokenize(prompt)
-        sampling = _fitted(model, prompt_ids, sampling)
+        sampling = _fitted(model, len(prompt_ids), sampling)
         inbox = self._inbox_of(asyncio.get_running_loop())
         # The handle exists only once `submit` returns; the engine may call the sink before that, never needing it.
         reply = Reply(len(prompt_ids), lambda: handle.cancel())
@@ -143,8 +143,9 @@ class LocalBackend:
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         model = self._model()
-        _check_ids(token_ids, model.vocab_size, "tokens")
-        return await asyncio.to_thread(model.tokenizer.decode, list(token_ids))
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < model.vocab_size):
+            raise BadParameter(f"token ids go from 0 to {model.vocab_size - 1}", param="tokens")
+        return await asyncio.to_thread(model.tokenizer.decode, list(token_ids), skip_special=False)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one id stands for; they need not be valid UTF-8 by themselves."""
@@ -156,7 +157,7 @@ class LocalBackend:
             return (ModelCard(self._name, state="loading"),) if self._name else ()
         card = ModelCard(
             name=model.name,
-            context_len=model.context_len,
+            context_len=_context_len(model),
             created=model.created,
             defaults=model.defaults,
             served_by=model.served_by,
@@ -227,29 +228,18 @@ class _Inbox:
             reply.take(delta)
 
 
-def _fitted(model: ModelInfo, prompt_ids: Sequence[int], sampling: SamplingParams) -> SamplingParams:
-    """Refuse what this model cannot do, and cut max_tokens down to the rest of the context."""
-    if not prompt_ids:
-        raise BadParameter("the prompt is empty; send at least one token", param="prompt")
-    _check_ids(prompt_ids, model.vocab_size, "prompt")
-    _check_ids([token_id for token_id, _ in sampling.logit_bias], model.vocab_size, "logit_bias")
-    _check_ids(sampling.stop_token_ids, model.vocab_size, "stop_token_ids")
-    room = model.context_len - len(prompt_ids)
-    if room < 1:
-        raise PromptTooLong(
-            f"this model's maximum context length is {model.context_len} tokens, but your request has "
-            f"{len(prompt_ids)} input tokens; shorten the prompt or raise --ctx",
-            param="prompt",
-        )
+def _context_len(model: ModelInfo) -> int:
+    """The most tokens one request may hold, prompt and reply: the model's context, or what the KV pool admits."""
+    return min(model.context_len, model.max_prompt + 1)
+
+
+def _fitted(model: ModelInfo, prompt_len: int, sampling: SamplingParams) -> SamplingParams:
+    """Counts cut down to what can matter: clients send a fixed max_tokens whatever the prompt's length. A prompt that
+    leaves no room is left for the engine to refuse."""
+    room = max(_context_len(model) - prompt_len, 1)
     return replace(
         sampling,
         max_tokens=min(sampling.max_tokens or room, room),
         min_tokens=min(sampling.min_tokens, room),
         top_k=min(sampling.top_k, model.vocab_size),
     )
-
-
-def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise BadParameter(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", param=param)

@@ -26,7 +26,7 @@ from .. import __version__
 from ..chat.backend import LocalBackend, ModelCard, Reply, merge
 from ..chat.messages import Messages
 from ..engine.events import Delta
-from ..errors import BadParameter, EngineError, MlxpagedError, ModelNotFound, Overloaded
+from ..errors import BadParameter, EngineError, MlxpagedError, ModelNotFound, Overloaded, PromptTooLong
 from ..sched.requests import FinishReason, SamplingParams
 from . import fields
 from .errors import (
@@ -38,6 +38,7 @@ from .errors import (
     answer_unexpected,
     body_of,
     error_body,
+    over_context,
 )
 from .gate import Gate
 from .guard import LOCAL_ORIGINS, Guard
@@ -146,11 +147,11 @@ class _Api:
         if len(given) * (ask.n or 1) > fields.MAX_REPLIES:
             raise BadParameter(f"prompts times n must be at most {fields.MAX_REPLIES}", param="prompt")
         prompts = await self._tokenized(card, given)
-        echo = [item if isinstance(item, str) else await self._backend.detokenize(item) for item in given]
+        echo = given if ask.echo else []
         asked = replace(
             self._asked("cmpl", ask, card, prompts),
             logprobs=ask.logprobs is not None,
-            echo=tuple(echo) if ask.echo else (),
+            echo=tuple([text if isinstance(text, str) else await self._backend.detokenize(text) for text in echo]),
         )
         return await self._respond(request, CompletionDialect(asked, self._backend.token_bytes), ask, prompts, sampling)
 
@@ -231,7 +232,11 @@ class _Api:
         prompts: Sequence[list[int]],
         sampling: SamplingParams,
     ) -> Response:
-        replies = await self._admit(prompts, sampling, dialect.asked.n)
+        try:
+            replies = await self._admit(prompts, sampling, dialect.asked.n)
+        except PromptTooLong as error:
+            card = await self._resolve(dialect.asked.model)
+            return JsonResponse(over_context(error, max(dialect.asked.prompt_tokens), card.context_len), 400)
         if ask.stream:
             return EventStream(_events(dialect, replies), self._options.keep_alive_s, lambda: self._gate.leave(replies))
         try:

@@ -68,10 +68,17 @@ def body_of(error: MlxpagedError) -> tuple[int, dict[str, Any]]:
     return 500, error_body(str(error), "server_error")
 
 
+def over_context(error: PromptTooLong, num_prompt_tokens: int, context_len: int | None) -> dict[str, Any]:
+    """The body of a prompt that does not fit, with llama.cpp's two numbers, by which agents compact a conversation."""
+    _, body = body_of(error)
+    body["error"] |= {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context_len}
+    return body
+
+
 async def answer_ours(_: Request, error: Exception) -> Response:
     assert isinstance(error, MlxpagedError)
     status, body = body_of(error)
-    headers = {}
+    headers: dict[str, str] = {}
     if status == 503:
         headers["Retry-After"] = "1"
     if status == 500:

@@ -213,7 +213,11 @@ def _check_stream_options(ask: Shared) -> None:
 
 
 def _are_ids(items: Sequence[Any]) -> bool:
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return False
+    if max(items) > _MAX_COUNT:
+        raise BadParameter(f"token id {max(items)} is outside the vocabulary of any model", param="prompt")
+    return True
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
