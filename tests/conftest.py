@@ -25,7 +25,7 @@ def smollm2_source() -> ModelSource:
 
     path: Path = smollm2_path()
     if not path.is_file():
-        missing = f"{path} is missing: scripts/test fetches it, or `mlxpaged run smollm2 Hello` (MLXPAGED_CACHE: folder)"
+        missing = f"{path} is missing: scripts/test fetches it, or `mlxpaged run smollm2 Hello`"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(missing)
     return ModelSource("smollm2", path, "gguf")
 

@@ -29,88 +29,75 @@ class Packed:
     biases: mx.array
     bits: int
 
-    def dense(self) -> mx.array:
-        """float32 [rows, columns]."""
-        return mx.dequantize(self.weight, self.scales, self.biases, group_size=GROUP, bits=self.bits)
 
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Groups of 32 values, value = scale * code + bias: `codes` uint8 [groups, 32], the others float32 [groups]."""
 
-def dense_float(tensor: GgufTensor) -> mx.array:
-    """F32, F16 or BF16 values in their own type."""
-    if tensor.kind == "BF16":  # numpy has no bfloat16
-        return mx.array(tensor.data.view(np.uint16)).view(mx.bfloat16).reshape(tensor.shape)
-    return mx.array(tensor.data.view(np.float16 if tensor.kind == "F16" else np.float32)).reshape(tensor.shape)
-
-
-def dequantised(tensor: GgufTensor) -> mx.array:
-    """float32 values of a kind whose groups MLX cannot express: Q6_K here, the rarer ones by the gguf package."""
-    if tensor.kind == "Q6_K":
-        return _q6_k(mx.array(tensor.data).reshape(-1, 210)).reshape(tensor.shape)
-    rows = tensor.data.reshape(*tensor.shape[:-1], -1)
-    return mx.array(quants.dequantize(rows, GGMLQuantizationType[tensor.kind]))
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array
 
 
 def packed(tensor: GgufTensor) -> Packed:
     """A matrix of one of the kinds in PACKED_KINDS; nothing is rounded."""
     block_bytes, unpack = _PACKED[tensor.kind]
-    rows = tensor.shape[0]
-    raw = mx.array(tensor.data).reshape(rows, -1, block_bytes)
-    codes, scales, biases = unpack(raw)
-    bits = 8 if tensor.kind == "Q8_0" else 4
+    rows, bits = tensor.shape[0], 8
+    codes, scales, biases = unpack(mx.array(tensor.data).reshape(-1, block_bytes))
+    codes = codes.reshape(-1, GROUP)
+    if tensor.kind != "Q8_0":
+        codes, bits = codes[:, 0::2] | (codes[:, 1::2] << 4), 4
     return Packed(codes.reshape(rows, -1).view(mx.uint32), scales.reshape(rows, -1), biases.reshape(rows, -1), bits)
 
 
+def dense(tensor: GgufTensor) -> mx.array:
+    """The values: F32, F16 and BF16 in their own type, other kinds as float32 by the gguf package."""
+    match tensor.kind:
+        case "F32" | "F16":
+            floats = tensor.data.view(np.float32 if tensor.kind == "F32" else np.float16)
+            return mx.array(floats).reshape(tensor.shape)
+        case "BF16":  # numpy has no bfloat16
+            return mx.array(tensor.data.view(np.uint16)).view(mx.bfloat16).reshape(tensor.shape)
+    rows = tensor.data.reshape(*tensor.shape[:-1], -1)
+    return mx.array(quants.dequantize(rows, GGMLQuantizationType[tensor.kind]))
+
+
 def _half(raw: mx.array, start: int) -> mx.array:
-    """The float16 at byte `start` of each block, as float32 [..., 1]."""
-    return mx.contiguous(raw[..., start : start + 2]).view(mx.float16).astype(mx.float32)
+    """The float16 at byte `start` of each block, as float32 [blocks, 1]."""
+    return mx.contiguous(raw[:, start : start + 2]).view(mx.float16).astype(mx.float32)
 
 
-def _nibbles(low: mx.array, high: mx.array) -> mx.array:
-    """Codes of 4 bits in uint8 [..., n] each, in the order low then high, two to a byte: uint8 [..., n]."""
-    codes = mx.concatenate([low, high], axis=-1)
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+def _nibbles(data: mx.array) -> mx.array:
+    """Codes of 4 bits: all low halves of the last axis, then all high halves."""
+    return mx.concatenate([data & 15, data >> 4], axis=-1)
 
 
 def _q4_0(raw: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """d float16, 16 bytes: value i in the low half of byte i, value 16 + i in its high half; d * (code - 8)."""
-    scale, quants_ = _half(raw, 0), raw[..., 2:]
-    return _nibbles(quants_ & 15, quants_ >> 4), scale, -8 * scale
+    scale = _half(raw, 0)
+    return _nibbles(raw[:, 2:]), scale, -8 * scale
 
 
 def _q4_1(raw: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """d and m float16, 16 bytes as in Q4_0; d * code + m."""
-    quants_ = raw[..., 4:]
-    return _nibbles(quants_ & 15, quants_ >> 4), _half(raw, 0), _half(raw, 2)
+    return _nibbles(raw[:, 4:]), _half(raw, 0), _half(raw, 2)
 
 
 def _q8_0(raw: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """d float16, 32 int8; d * code, with the code moved to 0..255 by its sign bit."""
     scale = _half(raw, 0)
-    return raw[..., 2:] ^ 128, scale, -128 * scale
+    return raw[:, 2:] ^ 128, scale, -128 * scale
 
 
 def _q4_k(raw: mx.array) -> tuple[mx.array, mx.array, mx.array]:
     """256 values: d and dmin float16; 12 bytes with a scale and a minimum of 6 bits for each of 8 groups; 128 bytes,
     where 32 bytes hold group 2c in their low halves and group 2c + 1 in their high halves.
     value = d * scale * code - dmin * minimum."""
-    first, second, third = raw[..., 4:8], raw[..., 8:12], raw[..., 12:16]
+    first, second, third = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     scales = mx.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
     minima = mx.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
-    quants_ = raw[..., 16:].reshape(*raw.shape[:-1], 4, 32)
-    pairs = mx.stack([quants_ & 15, quants_ >> 4], axis=-2)  # [rows, blocks, 4, 2, 32]: eight groups in order
-    codes = pairs[..., 0::2] | (pairs[..., 1::2] << 4)
+    codes = _nibbles(raw[:, 16:].reshape(-1, 4, 32))
     return codes, _half(raw, 0) * scales.astype(mx.float32), -_half(raw, 2) * minima.astype(mx.float32)
-
-
-def _q6_k(raw: mx.array) -> mx.array:
-    """256 values: 128 bytes with the low 4 bits, 64 with the high 2, 16 int8 scales, d float16. Each half of 128 is
-    four runs of 32: the runs' low bits lie in bytes 0-31 and 32-63, low halves first, their high bits in bit pairs
-    of 32 bytes. value = d * scale of its 16 * (code - 32)."""
-    low, high = raw[:, :128].reshape(-1, 2, 1, 2, 32), raw[:, 128:192].reshape(-1, 2, 1, 32)
-    low = mx.concatenate([low & 15, low >> 4], axis=2).reshape(-1, 2, 4, 32)
-    high = mx.concatenate([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=2)
-    codes = (low | (high << 4)).astype(mx.float32) - 32
-    scales = _half(raw, 208) * mx.contiguous(raw[:, 192:208]).view(mx.int8).astype(mx.float32)
-    return codes.reshape(-1, 16, 16) * scales[..., None]
 
 
 _PACKED: dict[str, tuple[int, Callable[[mx.array], tuple[mx.array, mx.array, mx.array]]]] = {
@@ -122,6 +109,6 @@ _PACKED: dict[str, tuple[int, Callable[[mx.array], tuple[mx.array, mx.array, mx.
 FLOAT_KINDS = frozenset({"F32", "F16", "BF16"})
 PACKED_KINDS = frozenset(_PACKED)
 DENSE_KINDS = frozenset({"Q6_K"})
-"""Read to 16 bits where weights stay as stored: no format of MLX has groups of 16 with 6 bits."""
+"""Dense also where weights stay as stored: no format of MLX has groups of 16 with 6 bits."""
 REQUANTISED_KINDS = frozenset({"Q2_K", "Q3_K", "Q5_0", "Q5_1", "Q5_K"})
 KINDS = FLOAT_KINDS | PACKED_KINDS | DENSE_KINDS | REQUANTISED_KINDS

@@ -80,7 +80,7 @@ def _id(file: GgufFile, vocabulary: dict[str, int], name: str) -> int | None:
 
 def _token(file: GgufFile, vocabulary: dict[str, int], name: str) -> str | None:
     id_ = _id(file, vocabulary, name)
-    return None if id_ is None else file.value("tokenizer.ggml.tokens")[id_]
+    return next((token for token, other in vocabulary.items() if other == id_), None)
 
 
 def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> tuple[RawTokenizer, bool]:

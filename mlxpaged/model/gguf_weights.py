@@ -73,7 +73,7 @@ def build(file: GgufFile, config: dict[str, Any], dense: mx.Dtype | None, activa
                 f"{path}.biases": pack.biases.astype(other),
             }
         else:
-            arrays = {name: _unpacked(tensor).astype(other)}
+            arrays = {name: gguf_kinds.dense(tensor).astype(other)}
         arrays = {key: _half_split_rows(array, heads) for key, array in arrays.items()}
         mx.eval(*arrays.values())  # one tensor at a time: its bytes and intermediates go before the next comes
         weights |= arrays
@@ -115,16 +115,8 @@ def _pack(tensor: GgufTensor) -> Packed | None:
     if tensor.kind in gguf_kinds.PACKED_KINDS:
         return gguf_kinds.packed(tensor)
     if tensor.kind in gguf_kinds.REQUANTISED_KINDS:
-        return Packed(*mx.quantize(gguf_kinds.dequantised(tensor), group_size=GROUP, bits=8), 8)
+        return Packed(*mx.quantize(gguf_kinds.dense(tensor), group_size=GROUP, bits=8), 8)
     return None
-
-
-def _unpacked(tensor: GgufTensor) -> mx.array:
-    if tensor.kind in gguf_kinds.FLOAT_KINDS:
-        return gguf_kinds.dense_float(tensor)
-    if tensor.kind in gguf_kinds.PACKED_KINDS and len(tensor.shape) == 2:
-        return gguf_kinds.packed(tensor).dense()
-    return gguf_kinds.dequantised(tensor)
 
 
 def _stored_type(file: GgufFile) -> mx.Dtype:
@@ -174,7 +166,7 @@ def _set_rotation(file: GgufFile, model: nn.Module, config: dict[str, Any]) -> N
     if _ROTATION not in file.tensors:
         return
     half = config["head_dim"] // 2
-    factors = _unpacked(file.tensors[_ROTATION]).astype(mx.float32)
+    factors = gguf_kinds.dense(file.tensors[_ROTATION]).astype(mx.float32)
     if factors.shape != (half,) or config["model_type"] != "llama" or "rope_scaling" in config:
         raise UnsupportedModel(f"{file.path.name}: {_ROTATION} has the shape {factors.shape}, expected ({half},)")
     from mlx_lm.models.rope_utils import Llama3RoPE
