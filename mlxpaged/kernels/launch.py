@@ -68,7 +68,12 @@ def metal_text(file_name: str) -> str:
 
 
 def kernel_spec(
-    name: str, inputs: Sequence[str], outputs: Sequence[str], *, headers: Sequence[str] = (), inplace: Sequence[str] = ()
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    headers: Sequence[str] = (),
+    inplace: Sequence[str] = (),
 ) -> KernelSpec:
     """The kernel whose body is metal/<name>.metal, compiled behind `headers`, in that order."""
     header = "".join(map(metal_text, headers))

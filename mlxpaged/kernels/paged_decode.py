@@ -64,7 +64,9 @@ def paged_decode(
     require_metadata("tables", tables, num_rows)
     require_metadata("context_lens", context_lens, num_rows)
     if max_context > tables.shape[1] * block_size:
-        raise LayoutError(f"max_context is {max_context}; a table of {tables.shape} holds {tables.shape[1] * block_size}")
+        raise LayoutError(
+            f"max_context is {max_context}; a table of {tables.shape} holds {tables.shape[1] * block_size}"
+        )
     if sinks is not None and sinks.size != num_heads:
         raise LayoutError(f"sinks is {sinks.shape}; there are {num_heads} query heads")
 

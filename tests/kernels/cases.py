@@ -1,0 +1,341 @@
+"""The kernels' case grid: what is run on every launcher (emulator, Metal, CUDA) and held against float64 references.
+
+Three base variants see every length and row count; everything else is combined so that each pair of values meets in some
+case. Slots that no case may read hold NaN, so one wrong read spoils an output.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from mlxpaged.kernels.block_copy import block_copy, block_copy_reference
+from mlxpaged.kernels.kv_gather import kv_gather, kv_gather_reference, run_slots
+from mlxpaged.kernels.kv_write import kv_write, kv_write_reference
+from mlxpaged.kernels.launch import Launcher, new_token, padded
+from mlxpaged.kernels.paged_decode import paged_decode, paged_decode_reference
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+TOLERANCES = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+LENGTHS = (1, 15, 16, 17, 511, 512, 513, 2100)
+RAGGED = (17, 0, 300, 1, 64, 15, 129, 16, 513)
+
+
+class Case(Protocol):
+    """One call (or a short chain) and its reference. `run` returns max|error| / max|reference|."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tolerance(self) -> float: ...
+    def run(self, launch: Launcher) -> float: ...
+
+
+@dataclass(frozen=True)
+class DecodeCase:
+    """paged_decode, with its reduce when a row has more than `partition` tokens to see. `lengths`: one row each.
+    `shared`: rows share their first block, as requests with one prefix do."""
+
+    dtype: str = "float32"
+    widths: tuple[int, int] = (64, 64)
+    group: int = 4
+    lengths: tuple[int, ...] = RAGGED
+    num_kv_heads: int = 2
+    positions: int = 1
+    block_size: int = 16
+    window: int | None = None
+    sinks: bool = False
+    softcap: float | None = None
+    partition: int = 1024
+    shared: bool = False
+
+    @property
+    def name(self) -> str:
+        lengths = ",".join(map(str, self.lengths))
+        parts = [f"decode {self.dtype} {self.widths[0]}/{self.widths[1]} G{self.group} Q{self.positions}"]
+        parts += [f"block {self.block_size} split {self.partition} rows {len(self.lengths)} [{lengths}]"]
+        parts += [f"window {self.window}"] * bool(self.window) + [f"cap {self.softcap}"] * bool(self.softcap)
+        return " ".join([*parts, *["sinks"] * self.sinks, *["shared"] * self.shared])
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.dtype]
+
+    def run(self, launch: Launcher) -> float:
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        tables, num_blocks = self.tables(rng)
+        dtype, num_heads = DTYPES[self.dtype], self.num_kv_heads * self.group
+        key_pool, value_pool = (self._pool(rng, tables, num_blocks, width) for width in self.widths)
+        queries = normal(rng, (len(self.lengths), self.positions, num_heads, self.widths[0]), dtype)
+        sinks = normal(rng, (num_heads,), dtype) if self.sinks else None
+        lengths = np.array(self.lengths)
+        attention = {"scale": self.widths[0] ** -0.5 * 2, "window": self.window, "softcap": self.softcap}
+        out, token = paged_decode(
+            launch,
+            queries,
+            key_pool,
+            value_pool,
+            padded(tables),
+            padded(lengths),
+            new_token(),
+            max_context=max(self.lengths),
+            sinks=sinks,
+            partition=self.partition,
+            **attention,
+        )
+        expected = paged_decode_reference(
+            *map(float64, (queries, key_pool, value_pool)),
+            tables,
+            lengths,
+            sinks=None if sinks is None else float64(sinks),
+            **attention,
+        )
+        return token_error(token) + relative_error(out, expected)
+
+    def tables(self, rng: np.random.Generator) -> tuple[np.ndarray, int]:
+        """Shuffled block tables [rows, width] without the blocks behind the window, and the pool's block count."""
+        counts = [-(-length // self.block_size) for length in self.lengths]
+        num_blocks = 2 + sum(counts)
+        free = iter(rng.permutation(num_blocks - 1) + 1)
+        tables = np.zeros((len(counts), max(8, *counts) + 1), np.int32)
+        for table, count in zip(tables, counts, strict=True):
+            table[:count] = list(itertools.islice(free, count))
+        if self.shared:
+            longest = int(np.argmax(counts))
+            for table, length in zip(tables, self.lengths, strict=True):
+                table[0] = tables[longest, 0] if length >= self.block_size else table[0]
+        if self.window:
+            for table, length in zip(tables, self.lengths, strict=True):
+                first = max(0, length - self.positions + 1 - self.window)
+                table[: first // self.block_size] = 0
+        return tables, num_blocks
+
+    def _pool(self, rng: np.random.Generator, tables: np.ndarray, num_blocks: int, width: int) -> mx.array:
+        pool = np.full((num_blocks, self.block_size, self.num_kv_heads, width), np.nan, np.float32)
+        for table, length in zip(tables, self.lengths, strict=True):
+            slots = run_slots(table, 0, length, self.block_size)
+            slots = slots[slots >= self.block_size]
+            pool.reshape(-1, self.num_kv_heads, width)[slots] = rng.standard_normal(
+                (len(slots), self.num_kv_heads, width)
+            )
+        return mx.array(pool).astype(DTYPES[self.dtype])
+
+
+@dataclass(frozen=True)
+class PoolCase:
+    """What the kernels that move K and V share: a pool of random content. They must be exact."""
+
+    dtype: str = "float32"
+    widths: tuple[int, int] = (64, 64)
+    num_kv_heads: int = 2
+    block_size: int = 16
+    tokens: int = 9
+    tolerance: float = field(default=0.0, init=False)
+    kernel = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel} {self.dtype} {self.widths[0]}/{self.widths[1]} block {self.block_size} of {self.tokens}"
+
+    def pools(self, rng: np.random.Generator) -> list[mx.array]:
+        shape = (12, self.block_size, self.num_kv_heads)
+        pools = [normal(rng, (*shape, width), DTYPES[self.dtype]) for width in self.widths]
+        mx.eval(pools)
+        return pools
+
+    def run(self, launch: Launcher) -> float:
+        return self.compare(launch, np.random.default_rng(zlib.crc32(self.name.encode())))
+
+    def compare(self, launch: Launcher, rng: np.random.Generator) -> float:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class WriteCase(PoolCase):
+    """kv_write of `tokens` tokens given as `source` dtype, every third one padding of the null block."""
+
+    source: str = "float32"
+    kernel = "write"
+
+    @property
+    def name(self) -> str:
+        return f"{super().name} from {self.source}"
+
+    def compare(self, launch: Launcher, rng: np.random.Generator) -> float:
+        pools = self.pools(rng)
+        before = [float64(pool) for pool in pools]
+        slots = rng.permutation(np.arange(self.block_size, 12 * self.block_size))[: self.tokens]
+        slots[::3] = rng.integers(0, self.block_size, len(slots[::3]))
+        new = [normal(rng, (self.tokens, self.num_kv_heads, width), DTYPES[self.source]) for width in self.widths]
+        token = kv_write(launch, *pools, *new, padded(slots), new_token())
+        mx.eval(token)
+        errors = [token_error(token)]
+        for pool, old, vectors in zip(pools, before, new, strict=True):
+            errors.append(relative_error(pool, kv_write_reference(old, float64(vectors.astype(pool.dtype)), slots)))
+        return max(errors)
+
+
+@dataclass(frozen=True)
+class GatherCase(PoolCase):
+    """kv_gather of `tokens` tokens of a shuffled table, from the middle of its first block."""
+
+    kernel = "gather"
+
+    def compare(self, launch: Launcher, rng: np.random.Generator) -> float:
+        pools = self.pools(rng)
+        start = self.block_size // 2
+        slots = run_slots(rng.permutation(11) + 1, start, start + self.tokens, self.block_size)
+        *gathered, token = kv_gather(launch, *pools, padded(slots), self.tokens, new_token())
+        errors = [token_error(token)]
+        for pool, run in zip(pools, gathered, strict=True):
+            errors.append(relative_error(run, kv_gather_reference(float64(pool), slots)))
+        return max(errors)
+
+
+@dataclass(frozen=True)
+class CopyCase(PoolCase):
+    """block_copy of a whole block, of a part, of one slot, and of nothing into the null block."""
+
+    kernel = "copy"
+
+    def compare(self, launch: Launcher, rng: np.random.Generator) -> float:
+        pools = self.pools(rng)
+        before = [float64(pool) for pool in pools]
+        copies = np.array([(3, 7, self.block_size), (3, 8, self.block_size // 2 - 1), (4, 9, 1), (5, 0, 4)])
+        token = block_copy(launch, *pools, padded(copies), new_token())
+        mx.eval(token)
+        errors = [token_error(token)]
+        for pool, old in zip(pools, before, strict=True):
+            errors.append(relative_error(pool, block_copy_reference(old, copies)))
+        return max(errors)
+
+
+@dataclass(frozen=True)
+class OrderCase:
+    """`steps` of write -> decode over `layers` layers in one lazy graph: every step overwrites the same slots, and its
+    decode must see just that. Only the tokens keep the order."""
+
+    layers: int = 3
+    steps: int = 24
+    tolerance: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"order of {self.steps} steps over {self.layers} layers"
+
+    def run(self, launch: Launcher) -> float:
+        rng = np.random.default_rng(0)
+        pools = [[mx.zeros((40, 16, 2, 64)) for _ in "kv"] for _ in range(self.layers)]
+        mx.eval(pools)
+        tables = padded(np.arange(1, 33).reshape(4, 8))
+        slots, lengths = padded(np.arange(1, 33, 8) * 16), padded(np.ones(4))
+        token = new_token()
+        expected, seen = [], []
+        for _, (key_pool, value_pool) in itertools.product(range(self.steps), pools):
+            values = normal(rng, (4, 2, 64), mx.float32)
+            token = kv_write(launch, key_pool, value_pool, values, values, slots, token)
+            queries = values.reshape(4, 1, 2, 64)
+            out, token = paged_decode(
+                launch, queries, key_pool, value_pool, tables, lengths, token, max_context=1, scale=1.0
+            )
+            expected.append(values.reshape(out.shape))
+            seen.append(out)
+        return relative_error(mx.stack(seen), float64(mx.stack(expected)))
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)
+
+
+def float64(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def relative_error(got: mx.array, expected: np.ndarray) -> float:
+    """max|error| / max|expected|; infinite where something is not finite."""
+    difference = np.abs(float64(got) - expected)
+    if not np.isfinite(difference).all():
+        return float("inf")
+    return float(difference.max() / max(np.abs(expected).max(), 1e-30))
+
+
+def token_error(token: mx.array) -> float:
+    return 0.0 if np.array(token).tolist() == [1] * 8 else float("inf")
+
+
+BASES = (
+    DecodeCase("float32", (64, 64), group=3),
+    DecodeCase("float16", (128, 128), group=4),
+    DecodeCase("bfloat16", (64, 64), group=8, window=128, sinks=True),
+)
+
+PAIRED: dict[str, tuple] = {
+    "widths": (
+        *((width, width) for width in (32, 64, 72, 80, 96, 112, 128, 192, 256)),
+        *((192, 128), (64, 128), (128, 80)),
+    ),
+    "group": (1, 2, 3, 4, 5, 7, 8, 12, 16),
+    "dtype": ("float32", "float16", "bfloat16"),
+    "positions": (1, 2, 5, 16),
+    "block_size": (8, 16, 32, 64),
+    "window": (None, 1, 33, 100),
+    "sinks": (False, True),
+    "softcap": (None, 30.0),
+    "partition": (64, 128, 1024),
+    "shared": (False, True),
+    "lengths": ((17, 200), (129, 0, 64), (1, 15, 16, 150)),
+}
+
+
+def base_cases() -> Iterator[DecodeCase]:
+    """Every length alone, every row count ragged, empty rows, partitions of several sizes: for the three bases."""
+    for base in BASES:
+        for length in LENGTHS:
+            yield replace(base, lengths=(length,), partition=512 if length > 512 else 1024)
+        for rows in (1, 7, 8, 9):
+            yield replace(base, lengths=RAGGED[-rows:])
+            yield replace(base, lengths=RAGGED[-rows:], partition=64, shared=True)
+        yield replace(base, lengths=(0, 0, 0))
+
+
+def paired_cases(seed: int = 0) -> Iterator[DecodeCase]:
+    """Cases in which every two values of PAIRED meet at least once, found greedily: each case is the best of 200."""
+    rng = np.random.default_rng(seed)
+    names = list(PAIRED)
+    left = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(names, 2)
+        for i in range(len(PAIRED[a]))
+        for j in range(len(PAIRED[b]))
+    }
+    while left:
+        wanted = dict(min(left, key=str))
+        best: set = set()
+        for _ in range(200):
+            picks = {name: wanted.get(name, int(rng.integers(len(PAIRED[name])))) for name in names}
+            covered = set(itertools.combinations(picks.items(), 2)) & left
+            if len(covered) > len(best):
+                best, chosen = covered, picks
+        left -= best
+        yield DecodeCase(num_kv_heads=2, **{name: PAIRED[name][index] for name, index in chosen.items()})
+
+
+def move_cases() -> Iterator[PoolCase]:
+    for (index, dtype), tokens in itertools.product(enumerate(DTYPES), (1, 7, 8, 9, 64)):
+        widths, block_size = ((64, 64), (80, 128), (256, 192))[index], (16, 8, 32)[index]
+        for source in [dtype] if tokens != 9 else DTYPES:
+            yield WriteCase(dtype, widths, block_size=block_size, tokens=tokens, source=source)
+        yield GatherCase(dtype, widths, block_size=block_size, tokens=tokens)
+    for dtype, block_size in itertools.product(DTYPES, (8, 16, 64)):
+        yield CopyCase(dtype, (96, 112), block_size=block_size)
+
+
+def all_cases() -> list[Case]:
+    """The whole grid."""
+    return [OrderCase(), *move_cases(), *base_cases(), *paired_cases()]
