@@ -131,6 +131,7 @@ class Server(uvicorn.Server):
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), _TICK_S)
+        self._wake = lambda: None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gate.close()

@@ -1,0 +1,175 @@
+"""Beginning and end of a server: the port, the address, signals, draining."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mlxpaged.chat.backend import LocalBackend
+from mlxpaged.errors import ConfigError, MlxpagedError, ModelNotFound
+from mlxpaged.server.app import ServerOptions
+from mlxpaged.server.lifecycle import Server, listen, serve, url_of
+from tests.scripted import ScriptedService, says
+from tests.server.conftest import Serve
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+CHAT = "/v1/chat/completions"
+
+
+def test_a_port_in_use_is_one_line_with_its_holder_and_a_port_that_works() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(MlxpagedError) as refused:
+            listen("127.0.0.1", port)
+        message = str(refused.value)
+        assert f"port {port} on 127.0.0.1 is held by" in message and f"(pid {os.getpid()})" in message
+        assert refused.value.exit_code == 1 and "\n" not in message
+        advised = re.search(r"--port (\d+)", message)
+        assert advised is not None
+        for bound in listen("127.0.0.1", int(advised[1])):
+            bound.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::"])
+def test_a_public_address_is_refused_unless_meant(host: str) -> None:
+    with pytest.raises(ConfigError, match="--insecure-no-auth"):
+        listen(host, 0)
+
+
+def test_a_public_address_is_taken_when_meant() -> None:
+    (bound,) = listen("0.0.0.0", 0, insecure_no_auth=True)
+    bound.close()
+
+
+def test_an_address_of_another_machine_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on --host 203\.0\.113\.7"):
+        listen("203.0.113.7", 0, insecure_no_auth=True)
+
+
+def test_localhost_listens_on_both_loopback_addresses() -> None:
+    sockets = listen("localhost", 0)
+    try:
+        assert sockets[0].getsockname()[0] == "127.0.0.1"
+        assert [bound.getsockname()[0] for bound in sockets[1:]] in ([], ["::1"])
+        assert len({bound.getsockname()[1] for bound in sockets}) == 1
+    finally:
+        for bound in sockets:
+            bound.close()
+
+
+def test_a_stop_lets_a_running_stream_finish(serve: Serve) -> None:
+    service = ScriptedService(lambda *_: says(*"abc"), manual=True)
+    server = serve(service)
+    with server.http.stream("POST", CHAT, json=HELLO) as answer:
+        server.server.stop()
+        for _ in range(4):
+            service.step()
+        text = answer.read().decode()
+    assert text.endswith("data: [DONE]\n\n") and text.count('"content":"') == 4
+    server.thread.join(20)
+    assert not server.thread.is_alive()
+
+
+def test_a_stream_that_outlives_the_shutdown_time_ends_with_an_error_event(serve: Serve) -> None:
+    service = ScriptedService(manual=True)
+    server = serve(service, options=ServerOptions(shutdown_s=0.05))
+    with server.http.stream("POST", CHAT, json=HELLO) as answer:
+        server.server.stop()
+        service.wait_until(lambda _: service.num_cancelled == 1)
+        service.step()
+        text = answer.read().decode()
+    error = '{"error":{"message":"the server is shutting down; the reply was cut off","type":"unavailable_error",'
+    assert error in text and "[DONE]" not in text
+
+
+def test_a_request_on_an_open_connection_during_the_drain_is_a_503(serve: Serve) -> None:
+    service = ScriptedService(manual=True)
+    server = serve(service)
+    server.server._gate.close()
+    answer = server.http.post(CHAT, json=HELLO)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert service.submitted == []
+
+
+def test_what_runs_beside_the_server_can_end_it_with_its_error() -> None:
+    async def load(url: str) -> None:
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            assert (await http.get("/health")).status_code == 503
+        raise ModelNotFound("no such model")
+
+    service = ScriptedService(loading=True)
+    server = Server(LocalBackend(service, name="absent"), ServerOptions())
+    sockets = listen("127.0.0.1", 0)
+    url = url_of(sockets[0])
+    with pytest.raises(ModelNotFound, match="no such model"):
+        server.run_until_stopped(sockets, load)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, trust_env=False)
+    service.close()
+
+
+PROGRAM = """
+import sys
+from mlxpaged.chat.backend import LocalBackend
+from mlxpaged.server.app import ServerOptions
+from mlxpaged.server.lifecycle import serve
+from tests.scripted import ScriptedService, says
+
+async def ready(url):
+    print(url, flush=True)
+
+service = ScriptedService(lambda *_: says(*"abc"), manual=True)
+serve(LocalBackend(service), "127.0.0.1", 0, ServerOptions(shutdown_s=60), ready)
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_signal_drains_and_a_second_ends_at_once(number: signal.Signals) -> None:
+    """The reply never ends by itself and may run for 60 s: only the second signal can end this so soon."""
+    root = Path(__file__).resolve().parent.parent.parent
+    program = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": "."}) as process:
+        assert process.stdout is not None
+        try:
+            url = process.stdout.readline().strip()
+            with httpx.stream("POST", url + CHAT, json=HELLO, trust_env=False, timeout=20) as answer:
+                assert answer.status_code == 200
+                process.send_signal(number)
+                while accepts(url):
+                    pass
+                assert process.poll() is None
+                process.send_signal(number)
+                assert process.wait(20) == 0
+            assert process.stdout.read() == "ended\n"
+        finally:
+            process.kill()
+
+
+def accepts(url: str) -> bool:
+    host, port = url.removeprefix("http://").split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_serve_takes_the_port_before_anything_else() -> None:
+    begun = threading.Event()
+
+    async def load(_: str) -> None:
+        begun.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as holder, pytest.raises(MlxpagedError, match="is held by"):
+        serve(LocalBackend(ScriptedService(manual=True)), "127.0.0.1", holder.getsockname()[1], None, load)
+    assert not begun.is_set()
