@@ -30,15 +30,6 @@ class Packed:
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Groups of 32 values, value = scale * code + bias: `codes` uint8 [groups, 32], the others float32 [groups]."""
-
-    codes: mx.array
-    scales: mx.array
-    biases: mx.array
-
-
 def packed(tensor: GgufTensor) -> Packed:
     """A matrix of one of the kinds in PACKED_KINDS; nothing is rounded."""
     block_bytes, unpack = _PACKED[tensor.kind]

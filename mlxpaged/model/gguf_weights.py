@@ -52,12 +52,13 @@ def num_parameters(file: GgufFile) -> int:
 def build(file: GgufFile, config: dict[str, Any], dense: mx.Dtype | None, activations: mx.Dtype | None) -> GgufModel:
     """An mlx-lm model of `config` with the weights of `file`.
 
-    `dense`: every weight as this type. None: packed kinds stay packed, and `activations` is the type of everything
-    else, and so of the computation; None: float16, or what a file without packed kinds stores.
+    `dense`: every weight as this type. None: kinds MLX can express stay packed. `activations`: the type of all else
+    beside packed weights, and so of the computation; None: float16 there, and in a file without packed kinds always
+    what it stores.
     Raises UnsupportedModel (a tensor or kind we do not know) or ModelNotFound (tensors at odds with the config).
     """
     _refuse_unknown(file)
-    other = dense or activations or _stored_type(file)
+    other = dense or _computing_type(file, activations)
     weights: dict[str, mx.array] = {}
     bits: dict[str, int] = {}
     for tensor in file.tensors.values():
@@ -119,12 +120,14 @@ def _pack(tensor: GgufTensor) -> Packed | None:
     return None
 
 
-def _stored_type(file: GgufFile) -> mx.Dtype:
-    """The type to compute in where weights stay as stored: that of the matrices, float16 beside packed ones."""
+def _computing_type(file: GgufFile, activations: mx.Dtype | None) -> mx.Dtype:
+    """The type of all that is not packed, where weights stay as stored."""
     kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) == 2}
     if kinds <= {"F32"}:
         return mx.float32
-    return mx.bfloat16 if kinds <= {"F32", "BF16"} else mx.float16
+    if kinds <= gguf_kinds.FLOAT_KINDS:
+        return mx.bfloat16 if "BF16" in kinds else mx.float16
+    return activations or mx.float16
 
 
 def _permuted_heads(name: str, config: dict[str, Any]) -> int:

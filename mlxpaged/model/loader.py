@@ -16,6 +16,10 @@ from mlx.utils import tree_flatten
 
 from ..config import Dtype
 from ..errors import MlxpagedError, ModelNotFound, UnsupportedModel
+from .gguf_config import gguf_config, gguf_defaults
+from .gguf_file import GgufFile
+from .gguf_tokenizer import gguf_tokenizer
+from .gguf_weights import build, num_parameters
 from .memory import free_memory
 from .sources import ModelSource
 from .tokenizer import Tokenizer
@@ -52,8 +56,8 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How weights are held. `dense`: all of them as this type; None: as stored. `activations`: the type beside
-    packed weights; None: what the file stores. `note`: a line for a person, or nothing."""
+    """How weights are held. `dense`: all of them as this type; None: as stored. `activations`: the type of all else
+    beside packed weights, and so of the computation; None: what the file stores. `note`: a line for a person."""
 
     dense: mx.Dtype | None
     activations: mx.Dtype | None = None
@@ -72,7 +76,8 @@ def choose_format(dtype: Dtype, parameters: int, on_cpu: bool, free_bytes: int) 
     """How `parameters` weights are held.
 
     auto: as stored; on the CPU float32, several times faster there, where that takes at most half of `free_bytes`.
-    keep: as stored. A type's name: all weights dense in that type.
+    keep: as stored. A type's name: all weights dense in that type. Beside packed weights the CPU computes in float32,
+    where MLX's packed product is 10 to 40 times faster than in 16 bits.
     """
     if dtype in _DTYPES:
         return Format(_DTYPES[dtype])
@@ -92,21 +97,23 @@ def choose_format(dtype: Dtype, parameters: int, on_cpu: bool, free_bytes: int) 
 
 
 def _load_gguf(source: ModelSource, dtype: Dtype) -> LoadedModel:
-    from .gguf_config import gguf_config, gguf_defaults
-    from .gguf_file import GgufFile
-    from .gguf_tokenizer import gguf_tokenizer
-
     import_mlx_lm()
-    from .gguf_weights import build, num_parameters
-
     file = GgufFile(source.path)
     config = gguf_config(file)
     tokenizer = gguf_tokenizer(file)
     form = choose_format(dtype, num_parameters(file), _on_cpu(), free_memory())
     built = build(file, config, form.dense, form.activations)
-    notes = built.notes if form.note is None else (*built.notes, form.note)
-    context, defaults = config["max_position_embeddings"], _usable_defaults(gguf_defaults(file))
-    return _loaded(source, config, built.model, tokenizer, context, defaults, notes)
+    return LoadedModel(
+        name=source.name,
+        path=source.path,
+        config=config,
+        model=built.model,
+        tokenizer=tokenizer,
+        context_len=config["max_position_embeddings"],
+        weights_bytes=_weights_bytes(built.model),
+        defaults=_usable_defaults(gguf_defaults(file)),
+        notes=built.notes if form.note is None else (*built.notes, form.note),
+    )
 
 
 def _load_folder(source: ModelSource, dtype: Dtype) -> LoadedModel:
@@ -114,8 +121,6 @@ def _load_folder(source: ModelSource, dtype: Dtype) -> LoadedModel:
     tokenizer = folder_tokenizer(source.path)
     try:
         model, config = utils.load_model(source.path, lazy=True)
-    except MlxpagedError:
-        raise
     except FileNotFoundError as error:
         raise ModelNotFound(f"{source.path} is not a whole model: {error}; fetch it again") from error
     except Exception as error:  # mlx-lm raises whatever the config or the weights lead it to
@@ -125,28 +130,26 @@ def _load_folder(source: ModelSource, dtype: Dtype) -> LoadedModel:
     try:
         if form.dense is not None:
             model = _densify(model, form.dense, utils)
+        elif form.activations is not None and any("scales" in module for module in model.modules()):
+            model.set_dtype(form.activations)
         mx.eval(model.parameters())
     except RuntimeError as error:  # lazily read files that are cut short
         raise ModelNotFound(f"cannot read the weights of {source.name}: {error}; fetch the model again") from error
-    defaults = _usable_defaults(read_json(source.path / "generation_config.json"))
-    context = _context_len(config, source.path)
-    notes = () if form.note is None else (form.note,)
-    return _loaded(source, config, model, tokenizer, context, defaults, notes)
-
-
-def _loaded(
-    source: ModelSource,
-    config: dict[str, Any],
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    context_len: int,
-    defaults: dict[str, float],
-    notes: tuple[str, ...],
-) -> LoadedModel:
-    size = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     return LoadedModel(
-        source.name, source.path, config, model, tokenizer, context_len, size, defaults=defaults, notes=notes
+        name=source.name,
+        path=source.path,
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        context_len=_context_len(config, source.path),
+        weights_bytes=_weights_bytes(model),
+        defaults=_usable_defaults(read_json(source.path / "generation_config.json")),
+        notes=() if form.note is None else (form.note,),
     )
+
+
+def _weights_bytes(model: nn.Module) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
 def _densify(model: nn.Module, dtype: mx.Dtype, utils: Any) -> nn.Module:
