@@ -1,0 +1,54 @@
+"""The command tree. Owns which commands exist and the options before them; a command's body lives in its own file
+and imports what is heavy when it runs, so that --help stays quick."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .bench import bench
+from .chat import chat
+from .exits import exit_code_of
+from .run import run
+from .serve import serve
+from .version import version
+
+app = typer.Typer(
+    name="mlxpaged",
+    help="Run language models on this machine: several live conversations share one paged K/V pool.",
+    epilog="Start with: mlxpaged chat",
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: half the time, and [brackets] stay as written
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", envvar="MLXPAGED_DEBUG", help="Show tracebacks.")] = False,
+    show_version: Annotated[bool, typer.Option("--version", help="Say the version and leave.")] = False,
+) -> None:
+    """Options before the command; without a command: a short help."""
+    if show_version:
+        version(as_json=False)
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("chat")(chat)
+app.command("run")(run)
+app.command("serve")(serve)
+app.add_typer(bench, name="bench")
+app.command("version")(version)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Runs one command and returns its exit code; everything it has to say has been said by then."""
+    debug = "--debug" in arguments[:1] or bool(os.environ.get("MLXPAGED_DEBUG"))
+    return exit_code_of(lambda: app(list(arguments), prog_name="mlxpaged", standalone_mode=False), debug=debug)

@@ -1,0 +1,98 @@
+"""What `mlxpaged chat` shows. Owns where each kind of line goes (replies: stdout; the rest: stderr) and how: markdown
+in a terminal, plain text elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Protocol
+
+from .terminal import is_plain, neutralise
+
+if TYPE_CHECKING:
+    from ..engine.events import Timing, Usage
+
+
+class ReplyView(Protocol):
+    """One reply while it arrives."""
+
+    def feed(self, text: str) -> None: ...
+
+    def refresh(self) -> None:
+        """Shows what `feed` held back, for a smooth picture, when no more text came."""
+        ...
+
+    def status(self, text: str) -> None:
+        """A passing word on what the engine does before the first text."""
+        ...
+
+    def finish(self) -> None: ...
+
+
+class PlainView:
+    """A reply as plain text, as it comes."""
+
+    def __init__(self) -> None:
+        self._neutral = sys.stdout.isatty()
+
+    def feed(self, text: str) -> None:
+        sys.stdout.write(neutralise(text) if self._neutral else text)
+        sys.stdout.flush()
+
+    def refresh(self) -> None:
+        """Plain output holds nothing back."""
+
+    def status(self, text: str) -> None:
+        """Plain output has no line that can be taken back."""
+
+    def finish(self) -> None:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+class Page:
+    """The output side of a chat. `quiet`: nobody watches (stdin is a pipe), so only replies and errors are said."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet
+        self._plain = quiet or is_plain(sys.stdout, dict(os.environ))
+        self._dim = not is_plain(sys.stderr, dict(os.environ))
+
+    def reply(self) -> ReplyView:
+        if self._plain:
+            return PlainView()
+        from .markdown import MarkdownStream
+
+        return MarkdownStream(sys.stdout)
+
+    def say(self, text: str) -> None:
+        """Lines for the person, beside the conversation."""
+        if not self.quiet:
+            self._print(text)
+
+    def warn(self, text: str) -> None:
+        """A line that matters even when nobody watches."""
+        self._print(text if not self.quiet else f"mlxpaged: {text}")
+
+    def _print(self, text: str) -> None:
+        text = neutralise(text)
+        print(f"\x1b[2m{text}\x1b[0m" if self._dim else text, file=sys.stderr, flush=True)
+
+    def gap(self) -> None:
+        """A blank line between turns, where a person reads them."""
+        if not self.quiet:
+            print(file=sys.stderr, flush=True)
+
+
+def figures(usage: Usage, timing: Timing | None, context_len: int | None) -> str:
+    """The line after a reply: time to first token, rate, tokens, cached tokens, context in use."""
+    used = usage.prompt_tokens + usage.completion_tokens
+    parts = []
+    if timing:
+        parts.append(f"ttft {timing.ttft_s:.2f} s")
+        if rate := timing.tokens_per_s(usage.completion_tokens):
+            parts.append(f"{rate:.1f} tok/s")
+    parts.append(f"{usage.completion_tokens:,} tokens")
+    parts.append(f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}")
+    parts.append(f"context {used:,}" + (f"/{context_len:,}" if context_len else ""))
+    return " · ".join(parts)

@@ -1,0 +1,129 @@
+"""The program as a person meets it: a process with pipes, or one in a terminal whose screen can be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTED = (sys.executable, "-m", "tests.cli.program")
+REAL = (sys.executable, "-m", "mlxpaged")
+PATIENCE_S = 20
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit code and all it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """An environment whose home and folders are the test's own."""
+    kept = {name: value for name, value in os.environ.items() if name in {"PATH", "LANG", "LD_LIBRARY_PATH"}}
+    folders = {f"MLXPAGED_{name}": str(tmp_path / name.lower()) for name in ("STATE", "CACHE", "DATA", "CONFIG")}
+    return {
+        **kept,
+        **folders,
+        "HOME": str(tmp_path),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUTF8": "1",
+        "TERM": "xterm-256color",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+Program = Callable[..., Ended]
+
+
+@pytest.fixture
+def program(environment: dict[str, str], tmp_path: Path) -> Program:
+    """Runs `mlxpaged ARGS` over the scripted engine (real=True: over the real one) with pipes for streams."""
+
+    def run(*args: str, stdin: str | bytes = "", real: bool = False, **variables: str) -> Ended:
+        done = subprocess.run(
+            [*(REAL if real else SCRIPTED), *args],
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            env=environment | variables,
+            cwd=tmp_path,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+class Terminal:
+    """The program in a terminal: keys go in, the screen (scrollback included) comes out."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], cwd: Path, size: tuple[int, int]) -> None:
+        rows, columns = size
+        self._screen = pyte.HistoryScreen(columns, rows, history=1000, ratio=1)
+        self._stream = pyte.ByteStream(self._screen)
+        self.raw = b""
+        self._process = pexpect.spawn(
+            command[0], command[1:], env=environment, cwd=str(cwd), dimensions=size, timeout=PATIENCE_S
+        )
+
+    def type(self, keys: str) -> None:
+        self._process.send(keys)
+
+    def until(self, text: str, count: int = 1) -> str:
+        """Reads until the screen shows `text` `count` times, then gives it; fails the test when it never does."""
+        while (shown := self.text()).count(text) < count:
+            try:
+                self._take(self._process.read_nonblocking(65536, timeout=PATIENCE_S))
+            except (pexpect.TIMEOUT, pexpect.EOF) as error:
+                pytest.fail(f"{type(error).__name__} before {text!r} was shown {count} times; the screen:\n{shown}")
+        return shown
+
+    def text(self) -> str:
+        """Scrollback and screen, without trailing blanks."""
+        width = self._screen.columns
+        above = ["".join(line[column].data for column in range(width)) for line in self._screen.history.top]
+        return "\n".join(line.rstrip() for line in [*above, *self._screen.display]).rstrip()
+
+    def ended(self) -> int:
+        """Reads to the end; the exit code."""
+        try:
+            while True:
+                self._take(self._process.read_nonblocking(65536, timeout=PATIENCE_S))
+        except pexpect.EOF:
+            self._process.close()
+        return int(self._process.exitstatus if self._process.exitstatus is not None else -self._process.signalstatus)
+
+    def close(self) -> None:
+        self._process.close(force=True)
+
+    def _take(self, data: bytes) -> None:
+        self.raw += data
+        self._stream.feed(data)
+        if b"\x1b[6n" in data:  # the line editor asks where the cursor is, and a terminal answers
+            self._process.send(f"\x1b[{self._screen.cursor.y + 1};{self._screen.cursor.x + 1}R")
+
+
+@pytest.fixture
+def terminal(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+    """Opens `mlxpaged ARGS` over the scripted engine in a terminal of 30 rows and 80 columns."""
+    opened: list[Terminal] = []
+
+    def open_one(*args: str, size: tuple[int, int] = (30, 80), **variables: str) -> Terminal:
+        opened.append(Terminal([*SCRIPTED, *args], environment | variables, tmp_path, size))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()

@@ -1,0 +1,193 @@
+"""`mlxpaged chat` in a terminal: keys, pastes, Ctrl-C, Ctrl-D, streaming, loading."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.conftest import Terminal
+
+ENTER, NEW_LINE, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
+READY = "/help for commands"
+
+Open = Callable[..., Terminal]
+
+
+def test_a_message_is_answered_with_its_figures(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("hello" + ENTER)
+    shown = chat.until("ttft")
+    assert "You said: hello\nttft 0.25 s · 14.0 tok/s · 15 tokens · cached 0/24 · context 39/512" in shown
+
+
+def test_markdown_is_formatted_once_and_code_stays_as_it_is(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("markdown" + ENTER)
+    shown = chat.until("ttft")
+    reply = shown[shown.index("Title") : shown.index("ttft")]
+    code = "```python\ndef f():\n    return 1\n```"
+    assert reply == f"Title\n\nSome bold text.\n\n • one\n • two\n\n{code}\n\nThe end.\n"
+
+
+def test_control_c_stops_a_reply_and_keeps_its_part_in_the_conversation(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("stall" + ENTER)
+    chat.until("Once upon a time")
+    chat.type(CTRL_C)
+    chat.until("· stopped")
+    chat.until(READY)
+    chat.type("show" + ENTER)
+    shown = " ".join(chat.until("ttft", 2).split())
+    assert "PROMPT [user/stall] [assistant/Once upon a time] [user/show] [assistant/" in shown
+
+
+def test_control_c_before_the_first_word_takes_the_message_back(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("silence" + ENTER)
+    chat.until(">>> silence")
+    chat.type(CTRL_C)
+    chat.until("No reply came")
+    chat.until(READY)
+    chat.type("show" + ENTER)
+    assert "silence]" not in chat.until("ttft")
+
+
+def test_what_is_typed_while_a_reply_streams_waits_for_the_next_prompt(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("stall" + ENTER)
+    chat.until("Once upon a time")
+    chat.type("typed early")
+    chat.type(CTRL_C)
+    shown = chat.until(">>> typed early")
+    assert "timetyped" not in shown
+
+
+def test_control_c_on_an_empty_line_hints_and_control_d_leaves(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type(CTRL_C)
+    chat.until("Ctrl-D or /bye leaves")
+    chat.type("x" + CTRL_C)
+    chat.until(READY)
+    chat.type(CTRL_D)
+    assert chat.ended() == 0
+
+
+def test_a_paste_of_many_lines_is_one_message_and_never_sends_itself(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    lines = "\r".join(f"line {number}" for number in range(1, 9)) + "\r"
+    chat.type(f"\x1b[200~{lines}\x1b[201~")
+    assert "You said" not in chat.until("... line 8")
+    chat.type(ENTER)
+    assert "line 8" in chat.until("ttft").partition("You said: ")[2]
+    assert chat.text().count("You said") == 1
+
+
+def test_a_paste_without_brackets_does_not_send_itself_either(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("first\rsecond\rthird\r")
+    chat.until("... third")
+    chat.type("fourth" + ENTER)
+    shown = chat.until("ttft")
+    assert shown.count("You said") == 1
+    assert "first\nsecond\nthird\nfourth" in shown.partition("You said: ")[2]
+
+
+def test_messages_of_several_lines_by_key_backslash_and_quotes(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    for keys in ("one\\", ENTER, "two", NEW_LINE, "three", ENTER):
+        chat.type(keys)
+        chat.until(keys.strip("\\\r\x1b") or ">>>")
+    assert "one\ntwo\nthree" in chat.until("ttft").partition("You said: ")[2]
+    for keys in ('"""four', ENTER, 'five"""', ENTER):
+        chat.type(keys)
+        chat.until(keys.strip("\r") or ">>>")
+    assert "four\nfive\nttft" in chat.until("ttft", 2)
+
+
+def test_escape_sequences_of_a_model_reach_the_screen_as_signs(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("escape" + ENTER)
+    assert "red ␛[31mtext␛]0;owned␇ and �2J more" in chat.until("ttft")
+    assert b"\x1b]0;owned" not in chat.raw
+
+
+def test_the_prompt_is_there_before_the_model_and_a_message_waits_for_it(terminal: Open, tmp_path: Path) -> None:
+    pipe = tmp_path / "loads"
+    os.mkfifo(pipe)
+    chat = terminal("chat", f"fifo:{pipe}")
+    chat.until(READY)
+    chat.until("loading")
+    chat.type("early" + ENTER)
+    chat.until(">>> early")
+    pipe.write_bytes(b"go")
+    shown = chat.until("ttft")
+    assert "You said: early" in shown
+    assert "loading" not in shown[shown.index("You said") :]
+
+
+def test_leaving_does_not_wait_for_a_load(terminal: Open, tmp_path: Path) -> None:
+    pipe = tmp_path / "loads"
+    os.mkfifo(pipe)
+    chat = terminal("chat", f"fifo:{pipe}")
+    chat.until(READY)
+    chat.type(CTRL_D)
+    assert chat.ended() == 0
+
+
+def test_a_load_that_fails_ends_the_chat_with_its_reason(terminal: Open) -> None:
+    chat = terminal("chat", "missing")
+    assert chat.ended() == 3
+    assert "mlxpaged: no model at 'missing'" in chat.text()
+
+
+def test_a_reply_that_breaks_off_says_why_and_the_chat_goes_on(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("fail" + ENTER)
+    chat.until("the reply broke off: the device is gone")
+    chat.type("again" + ENTER)
+    chat.until("You said: again")
+
+
+def test_a_message_over_the_context_is_taken_back(terminal: Open) -> None:
+    chat = terminal("chat", "scripted", "--ctx", "64")
+    chat.until(READY)
+    chat.type("x" * 70 + ENTER)
+    chat.until("your message was taken back")
+    chat.type("ok" + ENTER)
+    chat.until("You said: ok")
+
+
+def test_no_color_gives_plain_text(terminal: Open) -> None:
+    chat = terminal("chat", "scripted", NO_COLOR="1")
+    chat.until(READY)
+    chat.type("markdown" + ENTER)
+    assert "Some **bold** text." in chat.until("ttft")
+
+
+def test_history_is_kept_for_this_person_only(terminal: Open, environment: dict[str, str]) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("remember me" + ENTER)
+    chat.until("ttft")
+    chat.until(READY)
+    chat.type(CTRL_D)
+    assert chat.ended() == 0
+    history = Path(environment["MLXPAGED_STATE"]) / "chat-history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    again = terminal("chat", "scripted")
+    again.until(READY)
+    again.type("\x1b[A")
+    again.until(">>> remember me")
