@@ -37,6 +37,8 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         raise UnsupportedModel(
             f"{file.path.name} has experts; GGUF files with experts are not read; give the model's MLX form"
         )
+    if (parts := int(file.number("split.count", 1) or 1)) > 1:
+        raise UnsupportedModel(f"{file.path.name} is one of {parts} parts; join them with llama-gguf-split --merge")
     if "token_embd.weight" not in file.tensors:
         raise ModelNotFound(f"{file.path} holds no token_embd.weight; it is not a whole model")
     heads = keys.whole("attention.head_count")

@@ -6,6 +6,7 @@ So every count, length and offset is checked here by the gguf package's own read
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader, GGUFValueType
 
-from ..errors import ModelNotFound
+from ..errors import ModelNotFound, UnsupportedModel
 
 MAX_ENTRIES = 100_000
 """More metadata keys or tensors than any real model has; each entry costs the reader about a kilobyte."""
 MAX_STRINGS = 1 << 22
 """More strings than any real vocabulary or merge list has."""
 _MAX_DIMS = 4
+_UNKNOWN_KIND = re.compile(r"(\d+)\)? is not a valid GGMLQuantizationType")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class GgufFile:
     """A checked header: typed metadata by key, tensors by name.
 
     Raises ModelNotFound, one line naming the file, where the file is missing, damaged, cut short or not GGUF 2 or 3
-    in little-endian order.
+    in little-endian order; UnsupportedModel for a kind of tensor that the gguf package does not know.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +51,12 @@ class GgufFile:
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
             raise ModelNotFound(f"cannot read {path}: {error.strerror}") from error
         except Exception as error:  # the reader raises whatever the damaged bytes lead it to
-            reason = str(error).strip("'\"") or type(error).__name__
+            if found := _UNKNOWN_KIND.search(str(error)):
+                raise UnsupportedModel(
+                    f"{path.name} holds tensors of kind {found[1]}, which the gguf package does not know; "
+                    "update it (pip install -U gguf), or give a file of another kind"
+                ) from error
+            reason = str(error.args[0] if isinstance(error, KeyError) else error) or type(error).__name__
             raise ModelNotFound(f"{path} is not a whole GGUF file: {reason}; fetch it again") from error
 
     def value(self, key: str, default: Any = None) -> Any:
