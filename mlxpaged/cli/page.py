@@ -34,8 +34,10 @@ class PlainView:
 
     def __init__(self) -> None:
         self._neutral = sys.stdout.isatty()
+        self._fed = False
 
     def feed(self, text: str) -> None:
+        self._fed = True
         sys.stdout.write(neutralise(text) if self._neutral else text)
         sys.stdout.flush()
 
@@ -46,8 +48,9 @@ class PlainView:
         """Plain output has no line that can be taken back."""
 
     def finish(self) -> None:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        if self._fed:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
 class Page:

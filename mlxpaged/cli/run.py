@@ -72,14 +72,16 @@ def _prompt_text(argument: str | None, raw: bool) -> str:
     """The prompt as given, or all of stdin (its last line break is no part of a question); ConfigError when empty."""
     if argument is None and sys.stdin.isatty():
         complain("reading the prompt from the keyboard; Ctrl-D ends it")
-    if argument is None:
-        try:
-            argument = sys.stdin.read() if raw else sys.stdin.read().removesuffix("\n")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"the prompt on stdin is not UTF-8 text ({error.reason} at byte {error.start})") from None
-    if not argument.strip():
+    try:
+        # Bytes, so that no locale decides what they mean; an argument's stray bytes are the shell's surrogates.
+        text = sys.stdin.buffer.read().decode() if argument is None else argument.encode().decode()
+    except UnicodeError as error:
+        raise ConfigError(f"the prompt is not UTF-8 text: {error}") from None
+    if argument is None and not raw:
+        text = text.removesuffix("\n")
+    if not text.strip():
         raise ConfigError('the prompt is empty; write it after the model, as in: mlxpaged run smollm2 "Hello"')
-    return argument
+    return text
 
 
 async def _answer(opened: Opened, question: Question) -> int:

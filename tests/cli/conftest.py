@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,10 @@ from pathlib import Path
 import pexpect
 import pyte
 import pytest
+
+from mlxpaged.cli import compose
+from mlxpaged.cli.app import run_command_line
+from tests.cli.program import scripted_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTED = (sys.executable, "-m", "tests.cli.program")
@@ -48,8 +53,28 @@ Program = Callable[..., Ended]
 
 
 @pytest.fixture
-def program(environment: dict[str, str], tmp_path: Path) -> Program:
-    """Runs `mlxpaged ARGS` over the scripted engine (real=True: over the real one) with pipes for streams."""
+def program(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Runs `mlxpaged ARGS` in this process, over the scripted engine (real=True: over the real one)."""
+
+    def run(*args: str, stdin: str | bytes = "", real: bool = False, **variables: str) -> Ended:
+        streams = [io.BytesIO(stdin.encode() if isinstance(stdin, str) else stdin), io.BytesIO(), io.BytesIO()]
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            for name, value in (environment | variables).items():
+                patch.setenv(name, value)
+            for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
+                patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
+            if not real:
+                patch.setattr(compose, "started_engine", scripted_engine)
+            code = run_command_line(args)
+            return Ended(code, streams[1].getvalue().decode(), streams[2].getvalue().decode())
+
+    return run
+
+
+@pytest.fixture
+def process(environment: dict[str, str], tmp_path: Path) -> Program:
+    """The same in a process of its own."""
 
     def run(*args: str, stdin: str | bytes = "", real: bool = False, **variables: str) -> Ended:
         done = subprocess.run(
