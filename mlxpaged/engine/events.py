@@ -88,23 +88,23 @@ class RowStats:
 class EngineStats:
     """A snapshot, taken between two steps. Blocks are counted over all KV groups; block 0 is not counted."""
 
-    model: str | None
-    rows: tuple[RowStats, ...]
-    num_running: int
-    num_waiting: int
-    blocks_total: int
-    blocks_used: int  # referenced by a live row
-    blocks_shared: int  # referenced by two rows or more
-    blocks_cached: int  # unreferenced, findable by hash
-    blocks_free: int  # unreferenced, not findable
-    steps: int
-    prompt_tokens: int
-    generated_tokens: int
-    cached_tokens: int
-    preemptions: int
-    evictions: int
-    memory_bytes: int
-    heartbeat_s: float  # seconds since the engine thread last turned its loop
+    model: str | None = None
+    rows: tuple[RowStats, ...] = ()
+    num_running: int = 0
+    num_waiting: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0  # referenced by a live row
+    blocks_shared: int = 0  # referenced by two rows or more
+    blocks_cached: int = 0  # unreferenced, findable by hash
+    blocks_free: int = 0  # unreferenced, not findable
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+    memory_bytes: int = 0
+    heartbeat_s: float = 0.0  # seconds since the engine thread last turned its loop, 0 while idle
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import mlx.core as mx
-
 from ..config import EngineConfig
 from ..model.loader import load
+from ..model.serving import release_memory
 from ..model.sources import Progress, resolve
 from .build import build
 from .core import EngineCore
@@ -49,4 +48,4 @@ class ModelHost:
     def unload(self) -> None:
         """Drop the resident model and give its memory back."""
         self.core = self.info = None
-        mx.clear_cache()
+        release_memory()

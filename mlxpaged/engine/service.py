@@ -1,5 +1,5 @@
-"""The one thread that owns MLX. Owns the inbox, the requests' text and their sinks; everything that crosses it is an int,
-a string, a numpy array or a frozen value.
+"""The one thread that owns MLX. Owns the inbox, the requests' text and their sinks; everything that crosses it is an
+int, a string, a numpy array or a frozen value.
 
     service = EngineService(EngineConfig())
     info = service.load("smollm2").result()

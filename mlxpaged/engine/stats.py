@@ -10,7 +10,7 @@ from .replies import Replies
 def snapshot(core: EngineCore | None, info: ModelInfo | None, replies: Replies, now: float) -> EngineStats:
     """The state of `core` now (seconds of the monotonic clock); zeros before a model is loaded."""
     if core is None:
-        return EngineStats(info.name if info else None, (), 0, 0, *[0] * 12, heartbeat_s=0.0)
+        return EngineStats(model=info.name if info else None)
     scheduler, table = core.scheduler, core.scheduler.table
     ages = {reply.request.request_id: now - reply.opened for reply in replies.live()}
     rows, running = [], 0

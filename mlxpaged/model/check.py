@@ -1,17 +1,17 @@
-"""Does the paged path compute what stock mlx-lm computes for this very model? Owns the comparison and its memory of past
-results; changes nothing but the seam it tests."""
+"""Does the paged path compute what stock mlx-lm computes for this very model? Owns the comparison and its memory of
+past results; changes nothing but the seam it tests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_lm
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -69,7 +69,7 @@ def _paged(model: nn.Module, spec: KVSpec, ids: np.ndarray) -> np.ndarray:
     table = RequestTable(1, len(ids), len(groups))
     table.token_ids[0, : len(ids)] = ids
     for block_ids in table.block_ids:
-        block_ids[0] = np.arange(block_ids.shape[1], 0, -1)
+        block_ids[0] = np.arange(len(block_ids[0]), 0, -1)
     runner = ModelRunner(model, KVPool(spec, [num_blocks] * len(groups)), groups, Sampler(1, spec.vocab_size), 1)
     half, parts = len(ids) // 2, []
     none = np.zeros(0, np.int32)
@@ -84,7 +84,7 @@ def _fingerprint(model: nn.Module, config: dict[str, Any]) -> str:
     device = f"{mx.default_device()} {mx.device_info().get('device_name', '') if mx.metal.is_available() else ''}"
     shapes = [(name, list(array.shape), str(array.dtype)) for name, array in _flat(model)]
     text = json.dumps(
-        [config, shapes, mx.__version__, mlx_lm.__version__, __version__, device], sort_keys=True, default=str
+        [config, shapes, version("mlx"), version("mlx-lm"), __version__, device], sort_keys=True, default=str
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -88,7 +88,8 @@ class KVAllocator:
         nodes = self.tree.walk(tokens, salt)
         depth = self._deepest(nodes)
         tip = nodes[depth - 1] if depth else root
-        num_tokens, partial = depth * BLOCK_SIZE, ()
+        num_tokens = depth * BLOCK_SIZE
+        partial: tuple[int, ...] = ()
         found = self.tree.longest_partial(tip, tokens[num_tokens : num_tokens + BLOCK_SIZE])
         if found is not None:
             partial, num_tokens = tuple(found[0].blocks), num_tokens + found[1]
@@ -154,7 +155,7 @@ class KVAllocator:
             self.pools[copy.group].release([copy.source])
 
     def extend(self, row: int, end: int) -> bool:
-        """Let the row hold blocks for positions up to `end` in every group; False, and nothing changed, without room."""
+        """Let the row hold blocks for positions up to `end` in every group; without room False, and nothing changed."""
         missing = self.missing(row, end)
         if not self.fits(missing):
             return False

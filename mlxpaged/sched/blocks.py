@@ -100,7 +100,7 @@ class BlockPool:
         self.num_blocks = num_blocks
 
     def forget_free(self) -> int:
-        """Make every free block unfindable (the shared KV may be wrong, or memory is wanted); how many were findable."""
+        """Make every free block unfindable (its KV may be wrong, or memory is wanted); how many were findable."""
         cached = [block for block in self._free if self._prefixes[block] is not None]
         for block in cached:
             self._forget(block)

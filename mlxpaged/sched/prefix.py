@@ -71,7 +71,7 @@ class PrefixTree:
         return node
 
     def longest_partial(self, parent: Prefix, tokens: np.ndarray) -> tuple[Prefix, int] | None:
-        """The child that shares the most leading ids with `tokens`, present in every group, and how many (at least 1)."""
+        """The child, present in every group, that shares most leading ids with `tokens`, and how many (1 or more)."""
         best: tuple[Prefix, int] | None = None
         for child in islice(reversed(parent.children.values()), _YOUNGEST):
             known = np.frombuffer(child.tokens, np.int32)

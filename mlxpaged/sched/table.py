@@ -28,21 +28,22 @@ class RequestTable:
         self.num_rows = num_rows
         self.context_len = context_len
         self.num_groups = num_groups
-        ints = lambda *shape: np.zeros(shape, np.int32)  # noqa: E731 - one word for thirteen columns
-        self.token_ids = ints(num_rows, min(_FIRST_WIDTH, context_len))
-        self.block_ids = [ints(num_rows, blocks_for(self.token_ids.shape[1])) for _ in range(num_groups)]
-        self.first_block = ints(num_groups, num_rows)
-        self.num_blocks = ints(num_groups, num_rows)
+        self.token_ids: np.ndarray = _ints(num_rows, min(_FIRST_WIDTH, context_len))
+        self.block_ids: list[np.ndarray] = [
+            _ints(num_rows, blocks_for(self.token_ids.shape[1])) for _ in range(num_groups)
+        ]
+        self.first_block = _ints(num_groups, num_rows)
+        self.num_blocks = _ints(num_groups, num_rows)
         self.active = np.zeros(num_rows, bool)
         self.epoch = np.zeros(num_rows, np.int64)  # counts a row's tenants
         self.arrival = np.zeros(num_rows, np.int64)
-        self.length, self.prompt_len, self.pending = ints(num_rows), ints(num_rows), ints(num_rows)
-        self.computed, self.scheduled, self.limit = ints(num_rows), ints(num_rows), ints(num_rows)
+        self.length, self.prompt_len, self.pending = _ints(num_rows), _ints(num_rows), _ints(num_rows)
+        self.computed, self.scheduled, self.limit = _ints(num_rows), _ints(num_rows), _ints(num_rows)
         # Sampling columns; what is ragged (logit_bias, end ids) is read from `requests`.
         self.temperature, self.top_p, self.min_p = (np.zeros(num_rows, np.float32) for _ in range(3))
         self.repetition, self.presence, self.frequency = (np.zeros(num_rows, np.float32) for _ in range(3))
-        self.top_k, self.choice, self.logprobs = ints(num_rows), ints(num_rows), ints(num_rows)
-        self.min_tokens = ints(num_rows)
+        self.top_k, self.choice, self.logprobs = _ints(num_rows), _ints(num_rows), _ints(num_rows)
+        self.min_tokens = _ints(num_rows)
         self.biased = np.zeros(num_rows, bool)
         self.seed = np.zeros(num_rows, np.uint64)
         self.requests: list[Request | None] = [None] * num_rows
@@ -109,6 +110,10 @@ class RequestTable:
         width = min(width, self.context_len)
         self.token_ids = _with_width(self.token_ids, width)
         self.block_ids = [_with_width(ids, blocks_for(width)) for ids in self.block_ids]
+
+
+def _ints(*shape: int) -> np.ndarray:
+    return np.zeros(shape, np.int32)
 
 
 def blocks_for(num_tokens: int) -> int:

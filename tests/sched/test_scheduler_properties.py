@@ -211,5 +211,5 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
 
 def test_a_prompt_the_pool_can_never_hold_is_refused_with_numbers() -> None:
     rig = Rig([GroupSpec(4)], rows=2, budget=16, ahead=0)
-    with pytest.raises(MlxpagedError, match="49 tokens.* the pool 48, .*--memory-budget"):
+    with pytest.raises(MlxpagedError, match=r"49 tokens.* the pool 48, .*--memory-budget"):
         rig.scheduler.add(Request(1, np.zeros(49, np.int32), SamplingParams()))

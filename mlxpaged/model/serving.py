@@ -1,0 +1,103 @@
+"""From loaded weights to something that runs plans: which path serves a model, how its KV is grouped, how much of it
+fits. Called on the MLX thread; owns nothing afterwards."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..config import EngineConfig
+from ..sched.allocator import GroupSpec
+from ..sched.table import blocks_for
+from .check import differs_from_stock
+from .kvplan import plan_blocks
+from .kvpool import KVPool
+from .kvspec import KVSpec, NotPaged, probe
+from .loader import LoadedModel
+from .memory import free_memory
+from .runner import ModelRunner, Runner
+from .sampling import Sampler
+from .seam import remove_gather_norm
+from .solo import SoloRunner
+
+log = logging.getLogger(__name__)
+
+_CPU_CONTEXTS = 4
+"""On a CPU the pool holds so many full contexts at most, unless --memory-budget says otherwise."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A runner and what its scheduler must know: `groups` of KV, `num_rows` at once, tokens a step (`step_budget`),
+    whether prefixes are shared. `path` is "paged" or "one at a time"; `notes` are lines worth reading once."""
+
+    runner: Runner
+    groups: tuple[GroupSpec, ...]
+    num_rows: int
+    step_budget: int
+    share: bool
+    path: str
+    vocab_size: int
+    context_len: int
+    notes: tuple[str, ...] = ()
+
+
+def on_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def serve(loaded: LoadedModel, config: EngineConfig) -> Served:
+    """The runner for `loaded`: paged where the probe and the comparison with stock mlx-lm allow it, else one request
+    at a time, with a note that says why."""
+    context_len = min(loaded.context_len, config.context_len or loaded.context_len)
+    try:
+        spec = probe(loaded.model)
+        reason = differs_from_stock(loaded.model, spec, loaded.config)
+        if reason is None:
+            return _paged(loaded, spec, config, context_len)
+    except NotPaged as error:
+        reason = str(error)
+    note = f"{loaded.name} is served one request at a time by stock mlx-lm: {reason}"
+    log.warning(note)
+    return _solo(loaded, config, context_len, note)
+
+
+def release_memory() -> None:
+    """Give what MLX keeps for reuse back to the system."""
+    mx.clear_cache()
+
+
+def _step_budget(config: EngineConfig) -> int:
+    return config.step_budget or (512 if on_gpu() else 64)
+
+
+def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len: int) -> Served:
+    step_budget, num_rows = _step_budget(config), config.max_rows
+    if config.num_blocks is not None:
+        num_blocks: tuple[int, ...] = (config.num_blocks,) * len(spec.windows)
+    else:
+        num_blocks = plan_blocks(
+            [spec.block_bytes(group) for group in range(len(spec.windows))],
+            spec.windows,
+            budget_bytes=config.memory_budget or free_memory() // 2,
+            context_len=context_len,
+            max_rows=num_rows if on_gpu() or config.memory_budget else min(num_rows, _CPU_CONTEXTS),
+            step_budget=step_budget,
+        )
+    groups = tuple(GroupSpec(count, window) for count, window in zip(num_blocks, spec.windows, strict=True))
+    sampler = Sampler(num_rows, spec.vocab_size)
+    runner = ModelRunner(loaded.model, KVPool(spec, num_blocks), groups, sampler, num_rows)
+    share = config.prefix_cache
+    return Served(runner, groups, num_rows, step_budget, share, "paged", spec.vocab_size, context_len)
+
+
+def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:
+    remove_gather_norm(loaded.model)
+    vocab_size = int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1])
+    runner = SoloRunner(loaded.model, Sampler(1, vocab_size))
+    groups = (GroupSpec(blocks_for(context_len) + 1),)
+    return Served(
+        runner, groups, 1, _step_budget(config), False, "one at a time", vocab_size, context_len, notes=(note,)
+    )

@@ -1,0 +1,218 @@
+"""What the scheduler promises, one promise a test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlxpaged.errors import Overloaded
+from mlxpaged.sched.allocator import GroupSpec
+from mlxpaged.sched.requests import FinishReason, Request, SamplingParams
+from mlxpaged.sched.scheduler import Scheduler, TokenEvent
+from mlxpaged.sched.table import RequestTable
+
+from .test_scheduler_properties import Rig
+
+
+def request(request_id: int, prompt: list[int] | int, new: int = 4) -> Request:
+    ids = list(range(100 * request_id, 100 * request_id + prompt)) if isinstance(prompt, int) else prompt
+    return Request(request_id, np.asarray(ids, np.int32), SamplingParams(max_tokens=new, ignore_eos=True))
+
+
+def rig(blocks: int = 64, *, rows: int = 8, budget: int = 32, ahead: int = 0, context: int = 900) -> Rig:
+    return Rig([GroupSpec(blocks)], rows=rows, budget=budget, ahead=ahead, context=context)
+
+
+def used(r: Rig) -> int:
+    return r.scheduler.blocks.pools[0].counts()["used"]
+
+
+def test_a_step_holds_decode_rows_and_chunks_together() -> None:
+    r = rig()
+    r.scheduler.add(request(1, 3, new=20))
+    r.step()
+    r.scheduler.add(request(2, 100))
+    plan = r.scheduler.schedule()
+    assert plan is not None
+    assert len(plan.decode_rows) == 1 and [chunk.length for chunk in plan.chunks] == [31]
+    assert plan.num_tokens == 32
+
+
+def test_the_last_prompt_token_joins_the_step_of_the_final_chunk() -> None:
+    r = rig()
+    r.scheduler.add(request(1, 20))
+    plan = r.scheduler.schedule()
+    assert plan is not None
+    assert plan.chunks[0].length == 19 and plan.decode_positions.tolist() == [19]
+
+
+def test_a_one_token_prompt_has_no_chunk() -> None:
+    r = rig()
+    r.scheduler.add(request(1, 1))
+    plan = r.scheduler.schedule()
+    assert plan is not None and plan.chunks == () and plan.decode_positions.tolist() == [0]
+
+
+def test_the_prompt_with_the_fewest_tokens_left_goes_first() -> None:
+    r = rig()
+    r.scheduler.add(request(1, 300))
+    r.scheduler.add(request(2, 40))
+    plan = r.scheduler.schedule()
+    assert plan is not None and plan.chunks[0].length == 32
+    assert r.scheduler.table.prompt_len[plan.chunks[0].row] == 40
+
+
+def test_a_long_prompt_waits_no_longer_than_its_turn_and_eight_budgets() -> None:
+    r = rig(blocks=400, budget=32, rows=8)
+    r.scheduler.add(request(1, 300, new=1))
+    work, other = 0, 2
+    while 1 not in r.ends:
+        while len(r.scheduler.queue.waiting) < 3:  # short prompts keep coming
+            r.scheduler.add(request(other, 30, new=1))
+            other += 1
+        before = r.scheduler.queue.clock
+        r.step()
+        work += r.scheduler.queue.clock - before
+    assert work <= 300 + 8 * 32 + 2 * 32
+
+
+def test_chats_on_one_system_prompt_hold_the_shared_blocks_once() -> None:
+    r = rig(blocks=200)
+    system = list(range(160))  # ten blocks
+    r.scheduler.add(request(1, [*system, 900], new=200))
+    for _ in range(8):
+        r.step()
+    for index in range(2, 7):
+        r.scheduler.add(request(index, [*system, 900 + index], new=200))
+    for _ in range(20):
+        r.step()
+    own = sum(
+        int(r.scheduler.table.num_blocks[0, live.row]) - 10 for live in r.scheduler.live() if live.row is not None
+    )
+    assert len([live for live in r.scheduler.live() if live.row is not None]) == 6
+    assert used(r) == 10 + own
+
+
+def test_prompts_sent_together_compute_a_shared_prefix_once() -> None:
+    r = rig(blocks=200, budget=64)
+    shared = list(range(256))
+    for index in range(1, 6):
+        r.scheduler.add(request(index, [*shared, 1000 + index], new=2))
+    r.drain()
+    computed = r.scheduler.prompt_tokens - r.scheduler.cached_tokens
+    assert r.scheduler.prompt_tokens == 5 * 257
+    assert computed <= 256 + 5 * 17
+
+
+def test_a_second_turn_recomputes_at_most_a_block_and_a_token() -> None:
+    r = rig(blocks=200, budget=64)
+    first = list(range(77))
+    r.scheduler.add(request(1, first, new=30))
+    r.drain()
+    history = first + r.replies[1]
+    r.scheduler.add(request(2, [*history, 7, 8, 9], new=2))
+    r.drain()
+    assert r.scheduler.cached_tokens >= len(history) - 17
+
+
+def test_a_partly_matching_block_is_copied_and_shared_by_token() -> None:
+    r = rig()
+    r.scheduler.add(request(1, list(range(40)), new=1))
+    r.drain()
+    r.scheduler.add(request(2, [*range(37), 500, 501, 502], new=1))
+    plan = r.scheduler.schedule()
+    assert plan is not None
+    assert [copy.slots for copy in plan.copies] == [5]  # 32 tokens in whole blocks, five more by copy
+    assert plan.chunks[0].start == 37
+
+
+def test_the_newest_row_gives_way_when_the_pool_is_full_and_later_resumes() -> None:
+    r = rig(blocks=9, budget=64)  # 128 tokens
+    r.scheduler.add(request(1, 48, new=40))
+    r.scheduler.add(request(2, 48, new=40))
+    r.drain()
+    assert r.scheduler.preemptions >= 1
+    assert len(r.replies[1]) == len(r.replies[2]) == 40
+
+
+def test_a_lone_row_that_fills_the_pool_ends_with_length(caplog) -> None:
+    r = rig(blocks=5, context=900)  # 64 tokens
+    r.scheduler.add(request(1, 20, new=400))
+    r.drain()
+    assert r.ends[1] is FinishReason.LENGTH and len(r.replies[1]) == 64 - 20 + 1
+    assert "--memory-budget" in caplog.text
+
+
+def test_a_full_queue_is_overloaded_and_says_which_flag_helps() -> None:
+    scheduler = Scheduler(RequestTable(1, 64), [GroupSpec(8)], step_budget=8, max_queue=2)
+    for index in range(3):
+        scheduler.add(request(index, 4))
+    with pytest.raises(Overloaded, match="--max-queue"):
+        scheduler.add(request(9, 4))
+
+
+def test_a_row_is_never_scheduled_past_an_end_the_host_can_foresee() -> None:
+    r = rig(ahead=2)
+    r.scheduler.add(request(1, 5, new=3))
+    r.drain()
+    assert len(r.replies[1]) == 3
+    assert r.scheduler.steps == 3  # chunk and first token, then two more; nothing launched beyond
+
+
+def test_cancelling_gives_back_blocks_within_a_step_in_every_state() -> None:
+    r = rig(ahead=1)
+    for index in range(1, 4):
+        r.scheduler.add(request(index, 100, new=50))
+    r.scheduler.cancel(3)  # queued
+    r.step()
+    r.scheduler.cancel(2)  # in prefill or queued
+    while not r.replies.get(1):
+        r.step()
+    r.scheduler.cancel(1)  # decoding, a step in flight
+    r.step()
+    r.step()
+    assert used(r) == 0 and r.scheduler.idle
+
+
+def test_equal_blocks_behind_different_prefixes_are_not_shared() -> None:
+    r = rig()
+    tail = list(range(500, 516))
+    r.scheduler.add(request(1, [*([1] * 16), *tail, 3], new=1))
+    r.drain()
+    r.scheduler.add(request(2, [*([2] * 16), *tail, 3], new=1))
+    r.drain()
+    assert r.scheduler.cached_tokens == 0
+
+
+def test_another_salt_finds_nothing() -> None:
+    r = rig()
+    r.scheduler.add(request(1, 40, new=1))
+    r.drain()
+    ids = np.arange(100, 140, dtype=np.int32)
+    r.scheduler.add(Request(2, ids, SamplingParams(max_tokens=1), salt=b"adapter"))
+    r.drain()
+    assert r.scheduler.cached_tokens == 0
+
+
+def test_a_preemption_with_a_step_in_flight_keeps_its_token() -> None:
+    r = rig(ahead=1)
+    r.scheduler.add(request(1, 5, new=10))
+    for _ in range(4):
+        r.step()
+    live = r.scheduler.live()[0]
+    r.scheduler._preempt(live)
+    assert live.row is not None, "the row stays until the step in flight is committed"
+    r.drain()
+    assert len(r.replies[1]) == 10
+
+
+def test_every_token_event_carries_the_cached_count() -> None:
+    r = rig()
+    r.scheduler.add(request(1, 40, new=1))
+    r.drain()
+    r.scheduler.add(request(2, list(range(100, 140)), new=1))
+    plan = r.scheduler.schedule()
+    assert plan is not None
+    r.scheduler.commit(plan, r.device.run(plan))
+    events = [event for event in r.scheduler.take_events() if isinstance(event, TokenEvent)]
+    assert events[0].cached_tokens == 39
