@@ -52,8 +52,13 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = False) -> list[int]:
         """Ids of `text`. Special tokens written in it become their ids. `add_special` adds what the model expects
-        around plain text (its bos id, for most)."""
-        return self.raw.encode(text, add_special_tokens=add_special).ids
+        around plain text (its bos id, for most). Half a surrogate pair, which JSON can carry, becomes U+FFFD."""
+        try:
+            encoding = self.raw.encode(text, add_special_tokens=add_special)
+        except TypeError:  # the library takes no lone surrogates
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            encoding = self.raw.encode(whole, add_special_tokens=add_special)
+        return encoding.ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
