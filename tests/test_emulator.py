@@ -3,13 +3,15 @@
 import importlib
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.emulator import FORWARD, EmulatorLauncher, metal_kernel, require_tools
+from mlxpaged.kernels.launch import KernelSpec
+from tests.emulator import FORWARD, EmulatorLauncher, KernelError, build, generate, metal_kernel, require_tools
 from tests.emulator.demos import SCATTER, Demo, demos, float64
 
 pytestmark = pytest.mark.needs_tool
@@ -84,7 +86,7 @@ def test_a_failed_launch_leaves_the_pool_as_it_was():
     pool = mx.zeros((8, 64))
     slots = mx.array([1, 2, 3, 4, 5, 6, 7, 8], mx.int32)  # the last is one row too far
     options = {"grid": (512, 1, 1), "threadgroup": (64, 1, 1), "shapes": [(8,)], "dtypes": [mx.uint32]}
-    with pytest.raises(Exception, match="a write outside `pool` at byte 2048"):
+    with pytest.raises(KernelError, match="a write outside `pool` at byte 2048"):
         EmulatorLauncher()(SCATTER, [pool, mx.ones((8, 64)), slots], template=[("T", mx.float32)], **options)
     assert not pool.any()
 
@@ -172,3 +174,42 @@ def test_a_python_number_is_a_scalar_input_as_in_mlx():
         inputs=[2.5], grid=(1, 1, 1), threadgroup=(1, 1, 1), output_shapes=[(1,)], output_dtypes=[mx.float32]
     )
     assert got.tolist() == [2.5]
+
+
+def test_launches_work_from_any_thread_and_survive_a_fault_there():
+    copy = metal_kernel(
+        "copy", ["x"], ["out"], "uint i = thread_position_in_grid.x; out[i] = x[int(i) + x_shape[0] - 64];"
+    )
+    extents = {"grid": (64, 1, 1), "threadgroup": (64, 1, 1), "output_shapes": [(64,)], "output_dtypes": [mx.float32]}
+
+    def work(n: int) -> list[float] | str:
+        try:
+            return copy(inputs=[mx.arange(n).astype(mx.float32)], **extents)[0].tolist()
+        except KernelError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(work, [64, 60, 100, 63] * 5))
+    for i, result in enumerate(results):
+        if i % 2:
+            assert "a read outside `x` at byte -" in result
+        else:
+            assert result == [float(x) for x in range(36 * (i % 4 // 2), 36 * (i % 4 // 2) + 64)]
+
+
+def test_a_kernel_is_compiled_once_and_found_again_by_its_content(tmp_path, monkeypatch):
+    spec = KernelSpec("cached", "out[0] = x[0];", "", ("x",), ("out",))
+    kernel = generate(spec, ((mx.float32, (8,)),), (mx.float32,))
+    build.load_runtime()
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "objects"))
+    build.load_kernel.__wrapped__(kernel)
+    (first,) = (tmp_path / "objects").iterdir()
+    monkeypatch.setattr(build, "_clang", None)  # any compilation now would fail
+    build.load_kernel.__wrapped__(kernel)
+    assert [first] == list((tmp_path / "objects").iterdir())
+
+
+def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(build, "find_clang", build.find_clang.__wrapped__)
+    assert build.missing_tool() == "the Metal emulator needs clang++ 17 or newer (apt install clang-19)"

@@ -59,6 +59,7 @@ def test_a_read_one_before_the_start_is_seen_though_buffers_share_no_page():
 
 def test_a_read_far_outside_is_seen():
     refuses(r"a read outside `x` at byte 4000000 ", "out[i] = x[i + 1000000];")
+    refuses(r"a read outside `x` at byte 17179869180 \(element 4294967295 of 64\)", "out[i] = x[i - 1u];")
 
 
 def test_a_read_one_past_the_end_is_seen_in_a_buffer_of_odd_size():

@@ -84,8 +84,7 @@ def cache_dir() -> Path:
 @cache
 def load_runtime() -> ctypes.CDLL:
     """The runtime, with its symbols visible to the kernels loaded after it."""
-    sources = (HERE / "runtime.h").read_text() + (HERE / "runtime.cpp").read_text()
-    path = _compiled(sources, ["-std=c++20", "-O2", f"-I{HERE}"], (HERE / "runtime.cpp").read_text())
+    path = _compiled(["-std=c++20"], (HERE / "runtime.cpp").read_text())
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
@@ -96,10 +95,9 @@ def load_kernel(kernel: Kernel) -> ctypes.CDLL:
     Raises CompileError, also where the text casts a pointer from one address space to another.
     """
     load_runtime()
-    shim = (HERE / "runtime.h").read_text() + (HERE / "metal.h").read_text()
     # The explicit instantiation carries attributes where C++ allows none; the entry instantiates the same kernel.
     text = f'#include "metal.h"\n#line 1 "generated.metal"\n{kernel.definition}{_entry(kernel)}'
-    return ctypes.CDLL(str(_compiled(shim + text, [*KERNEL_FLAGS, f"-I{HERE}"], text, check=_forbid_space_casts)))
+    return ctypes.CDLL(str(_compiled(KERNEL_FLAGS, text, check=_forbid_space_casts)))
 
 
 def _entry(kernel: Kernel) -> str:
@@ -110,13 +108,15 @@ def _entry(kernel: Kernel) -> str:
     return f'extern "C" void entry(void** buffers, const Thread& t) {{\n  {kernel.symbol}({", ".join(values)});\n}}\n'
 
 
-def _compiled(identity: str, flags: list[str], text: str, check: Callable[[str], None] | None = None) -> Path:
-    """Path of the object compiled from `text`, found by the hash of compiler, flags and `identity`."""
+def _compiled(flags: list[str], text: str, check: Callable[[str], None] | None = None) -> Path:
+    """Path of the object compiled from `text`, found by the hash of compiler, flags, headers and text."""
     compiler = find_clang()
     if compiler is None:
         raise CompileError(missing_tool())
     flags = FLAGS + (["-mf16c"] if platform.machine() == "x86_64" else []) + flags
-    key = hashlib.sha256("\0".join([_version(compiler), *flags, identity]).encode()).hexdigest()
+    headers = [path.read_text() for path in sorted(HERE.glob("*.h"))]
+    key = hashlib.sha256("\0".join([_version(compiler), *flags, *headers, text]).encode()).hexdigest()
+    flags = [*flags, f"-I{HERE}"]
     target = cache_dir() / f"{key[:40]}.so"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:

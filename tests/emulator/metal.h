@@ -44,7 +44,8 @@ template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
   typedef vec<T, 2> T##2; \
   typedef vec<T, 3> T##3; \
   typedef vec<T, 4> T##4;
-VECTORS(float) VECTORS(half) VECTORS(bfloat) VECTORS(char) VECTORS(uchar) VECTORS(short) VECTORS(ushort) VECTORS(int) VECTORS(uint)
+VECTORS(float) VECTORS(half) VECTORS(bfloat) VECTORS(int) VECTORS(uint)
+VECTORS(char) VECTORS(uchar) VECTORS(short) VECTORS(ushort)
 #undef VECTORS
 
 template <class V, class X> V construct(X x) {  // V(scalar) and V(vector of another type)
@@ -145,6 +146,7 @@ SHUFFLE(simd_shuffle_down, n, lanes.self + n) SHUFFLE(simd_shuffle_up, n, lanes.
 }  // namespace metal
 using namespace metal;
 
-extern "C" char __start_threadgroup[] __attribute__((weak, visibility("hidden")));  // absent where a kernel declares none
+// The linker's names for the section's bounds; absent where a kernel declares no threadgroup memory.
+extern "C" char __start_threadgroup[] __attribute__((weak, visibility("hidden")));
 extern "C" char __stop_threadgroup[] __attribute__((weak, visibility("hidden")));
 extern "C" Range threadgroup_memory() { return {__start_threadgroup, __stop_threadgroup}; }

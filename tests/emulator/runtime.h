@@ -21,7 +21,7 @@ struct Range {
   char *begin, *end;
 };
 
-// The compiler may neither copy such a call into two branches nor merge those of two, so a return address names one place.
+// The compiler may neither copy such a call into two branches nor merge those of two: a return address names one place.
 #define RENDEZVOUS extern "C" __attribute__((convergent, nomerge))
 RENDEZVOUS Lanes emulator_exchange(const void* value, unsigned uniform, const char* what, int line);
 RENDEZVOUS void emulator_barrier(int line);
