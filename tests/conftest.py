@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from mlxpaged.model.sources import ModelSource
 
 open_system_blas()  # it must come before any test module imports mlx.core
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`@pytest.mark.needs_tool("tmux")`: skipped by name where the program is missing, a failure under CI=true."""
+    for mark in item.iter_markers("needs_tool"):
+        if missing := [tool for tool in mark.args if shutil.which(tool) is None]:
+            reason = f"needs {', '.join(missing)} (apt-get install {' '.join(missing)})"
+            (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@ one. Knows nothing of conversations or engines."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import time
@@ -137,10 +138,10 @@ class MarkdownStream:
         # Up to the first code block, or to the last block, which later text may still change.
         cut = next((block for block in blocks if block.type == "fence"), blocks[-1])
         lines = self._pending.split("\n")
-        start = cut.map[0] if cut.map else 0
-        if finished := "\n".join(lines[:start]).strip("\n"):
-            self._commit(self._rendered(finished))
-        self._pending = "\n".join(lines[start:])
+        starts = [block.map[0] for block in blocks[: blocks.index(cut) + 1] if block.map]
+        for start, end in itertools.pairwise(starts):  # one by one, as they would have come one by one
+            self._commit(self._rendered("\n".join(lines[start:end]).rstrip("\n")))
+        self._pending = "\n".join(lines[starts[-1] :])
         header, newline, rest = self._pending.partition("\n")
         if cut.type == "fence" and newline:
             self._fence = _Fence(cut.markup, cut.info.strip(), len(header) - len(header.lstrip(" ")))

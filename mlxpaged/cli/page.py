@@ -95,7 +95,7 @@ def figures(usage: Usage, timing: Timing | None, context_len: int | None) -> str
         parts.append(f"ttft {timing.ttft_s:.2f} s")
         if rate := timing.tokens_per_s(usage.completion_tokens):
             parts.append(f"{rate:.1f} tok/s")
-    parts.append(f"{usage.completion_tokens:,} tokens")
+    parts.append(f"{usage.completion_tokens:,} token{'s' * (usage.completion_tokens != 1)}")
     parts.append(f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}")
     parts.append(f"context {used:,}" + (f"/{context_len:,}" if context_len else ""))
     return " · ".join(parts)

@@ -43,7 +43,7 @@ The end.
 
 def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
     """The script: a reply per last user message."""
-    prompt = b"".join(ByteTokenizer().token_bytes(token_id) for token_id in prompt_ids).decode()
+    prompt = b"".join(ByteTokenizer().token_bytes(token_id) for token_id in prompt_ids).decode(errors="replace")
     last = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
     match last:
         case "stall":
@@ -56,10 +56,9 @@ def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
             return says(*(MARKDOWN[index : index + 3] for index in range(0, len(MARKDOWN), 3)))
         case "escape":
             return says("red \x1b[31mtext\x1b]0;owned\x07 and \x9b2J more")
-        case "show":
-            return says(
-                "PROMPT " + prompt.replace("<|im_start|>", "[").replace("<|im_end|>\n", "] ").replace("\n", "/")
-            )
+        case _ if last.startswith("show"):
+            shown = prompt.replace("<|im_start|>", "[").replace("<|im_end|>\n", "] ").replace("\n", "/")
+            return says(f"PROMPT {shown}")
         case "values":
             return says(f"temperature={sampling.temperature} top_p={sampling.top_p} seed={sampling.seed}")
     return says("You said: ", last)
