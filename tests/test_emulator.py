@@ -212,4 +212,4 @@ def test_a_kernel_is_compiled_once_and_found_again_by_its_content(tmp_path, monk
 def test_a_missing_compiler_is_named_with_what_to_install(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(build, "find_clang", build.find_clang.__wrapped__)
-    assert build.missing_tool() == "the Metal emulator needs clang++ 17 or newer (apt install clang-19)"
+    assert build.missing_tool() == "the Metal emulator needs clang++ 19 or newer (apt install clang-19)"
