@@ -6,7 +6,7 @@ Precedence is flag, then environment, then config.toml, then default; faces reso
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from .errors import ConfigError
 
@@ -16,6 +16,7 @@ BLOCK_SIZE = 16
 """Tokens in one block of KV, everywhere."""
 
 Dtype = Literal["auto", "float32", "float16", "bfloat16", "keep"]
+Attention = Literal["auto", "kernel", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class EngineConfig:
     max_queue: requests waiting beyond that before Overloaded. step_budget: tokens one step may compute.
     memory_budget: bytes for the KV pool. num_blocks: blocks of the pool, overrides memory_budget (tests).
     ahead: steps launched before the last one's tokens are read. prefix_cache: share KV between requests.
+    attention: our GPU kernels or plain MLX operations; auto takes the kernels where they pass their self-test.
     """
 
     dtype: Dtype = "auto"
@@ -37,6 +39,7 @@ class EngineConfig:
     num_blocks: int | None = None
     ahead: int | None = None
     prefix_cache: bool = True
+    attention: Attention = "auto"
 
     def __post_init__(self) -> None:
         self._at_least("--ctx", self.context_len, 16)
@@ -45,6 +48,8 @@ class EngineConfig:
         self._at_least("--step-budget", self.step_budget, 1)
         self._at_least("--memory-budget", self.memory_budget, 1)
         self._at_least("num_blocks", self.num_blocks, 2)
+        if self.attention not in get_args(Attention):
+            raise ConfigError(f"--attention is {self.attention!r}; it must be one of {', '.join(get_args(Attention))}")
 
     @staticmethod
     def _at_least(flag: str, value: int | None, least: int) -> None:

@@ -57,12 +57,13 @@ def bench_engine(
     ctx: options.ContextFlag = None,
     memory_budget: options.MemoryBudget = None,
     step_budget: options.StepBudget = None,
+    attention: options.AttentionFlag = "auto",
 ) -> None:
     """Answer a batch of random prompts through the engine and print one JSON line of rates and latencies."""
     from .compose import started_engine
     from .progress import LoadProgress, wait_with_bar
 
-    config = options.engine_config(dtype, ctx, memory_budget, step_budget, max_rows=max(batch, 1))
+    config = options.engine_config(dtype, ctx, memory_budget, step_budget, attention, max_rows=max(batch, 1))
     progress = LoadProgress()
     with started_engine(config) as service:
         info = wait_with_bar(service.load(model, progress), progress)

@@ -28,6 +28,7 @@ def chat(
     dtype: options.DtypeFlag = "auto",
     ctx: options.ContextFlag = None,
     memory_budget: options.MemoryBudget = None,
+    attention: options.AttentionFlag = "auto",
     url: options.Url = None,
 ) -> int:
     """Talk with a model; without one, a Mac offers what it finds and Linux takes smollm2."""
@@ -35,7 +36,7 @@ def chat(
 
     flags = SamplingFlags(max_tokens, temperature, top_p, top_k, min_p, seed)
     flags.check()
-    config = options.engine_config(dtype, ctx, memory_budget)
+    config = options.engine_config(dtype, ctx, memory_budget, attention=attention)
     progress = LoadProgress()
     opening = opened_remotely(url, model) if url else opened_locally(model or _choice(), config, progress)
     with opening as opened:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from ..config import Dtype, EngineConfig
+from ..config import Attention, Dtype, EngineConfig
 from ..errors import BadParameter, ConfigError
 
 _MODEL_HELP = "A hub id (org/name), a folder, a .gguf file, or smollm2."
@@ -42,6 +42,9 @@ MaxQueue = Annotated[int, _flag("--max-queue", "Requests waiting beyond those [5
 StepBudget = Annotated[int | None, _flag("--step-budget", "Most tokens computed in one step [by device].")]
 MemoryBudget = Annotated[str | None, _flag("--memory-budget", "Memory for K/V, as 6GB or 512MB [by device].")]
 PrefixCache = Annotated[bool, _flag("--prefix-cache/--no-prefix-cache", "Reuse the K/V of equal prompt starts [on].")]
+AttentionFlag = Annotated[
+    str, _flag("--attention", f"Attention by {', '.join(get_args(Attention))}: GPU kernels or plain MLX [auto].")
+]
 Url = Annotated[str | None, _flag("--url", "Use the server at this address instead of loading a model here.")]
 
 
@@ -91,6 +94,7 @@ def engine_config(
     context_len: int | None,
     memory_budget: str | None = None,
     step_budget: int | None = None,
+    attention: str = "auto",
     **rest: Any,
 ) -> EngineConfig:
     """The flags as an EngineConfig; ConfigError names the flag and what would work."""
@@ -101,6 +105,7 @@ def engine_config(
         context_len=context_len,
         memory_budget=None if memory_budget is None else byte_count("--memory-budget", memory_budget),
         step_budget=step_budget,
+        attention=attention,  # type: ignore[arg-type]
         **rest,
     )
 

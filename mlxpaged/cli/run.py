@@ -49,6 +49,7 @@ def run(
     dtype: options.DtypeFlag = "auto",
     ctx: options.ContextFlag = None,
     memory_budget: options.MemoryBudget = None,
+    attention: options.AttentionFlag = "auto",
 ) -> int:
     """Answer one prompt and leave."""
     from .compose import opened_locally
@@ -56,7 +57,7 @@ def run(
 
     flags = SamplingFlags(max_tokens, temperature, top_p, top_k, min_p, seed)
     flags.check()
-    config = options.engine_config(dtype, ctx, memory_budget)
+    config = options.engine_config(dtype, ctx, memory_budget, attention=attention)
     if raw and system:
         raise ConfigError("--system needs the chat template, which --raw leaves out; give one of the two")
     question = Question(_prompt_text(prompt, raw), flags, system, raw, as_json)

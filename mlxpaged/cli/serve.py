@@ -51,6 +51,7 @@ def serve(
     step_budget: options.StepBudget = None,
     memory_budget: options.MemoryBudget = None,
     prefix_cache: options.PrefixCache = True,
+    attention: options.AttentionFlag = "auto",
 ) -> None:
     """Answer HTTP clients until Ctrl-C: /v1/chat/completions, /v1/completions, /v1/models."""
     from ..chat.backend import LocalBackend
@@ -59,7 +60,14 @@ def serve(
     from .compose import started_engine
 
     config = options.engine_config(
-        dtype, ctx, memory_budget, step_budget, max_rows=max_num_seqs, max_queue=max_queue, prefix_cache=prefix_cache
+        dtype,
+        ctx,
+        memory_budget,
+        step_budget,
+        attention,
+        max_rows=max_num_seqs,
+        max_queue=max_queue,
+        prefix_cache=prefix_cache,
     )
     server_options = ServerOptions(
         allowed_hosts=tuple(allowed_host or ()),

@@ -97,3 +97,13 @@ def test_an_engine_config_from_flags() -> None:
         64,
         4,
     )
+
+
+def test_attention_is_one_of_three_words() -> None:
+    assert [engine_config("auto", None, attention=word).attention for word in ("auto", "kernel", "plain")] == [
+        "auto",
+        "kernel",
+        "plain",
+    ]
+    with pytest.raises(ConfigError, match="--attention is 'metal'; it must be one of auto, kernel, plain"):
+        engine_config("auto", None, attention="metal")
