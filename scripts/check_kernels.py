@@ -3,7 +3,7 @@
 
     python scripts/check_kernels.py                     the whole grid on Metal or CUDA
     python scripts/check_kernels.py --emulator          the same on the tests' emulator, which needs no GPU
-    python scripts/check_kernels.py --only 'decode float16' --every 5
+    python scripts/check_kernels.py --only 'decode float16' --part 1/5
 
 Exits 1 when a case fails. A case that takes longer than --limit seconds ends the run with a traceback.
 """
@@ -32,7 +32,8 @@ from tests.kernels.cases import Case, all_cases
 def main() -> int:
     arguments = parse_arguments()
     launch = make_launcher(arguments.launcher)
-    cases = [case for case in all_cases() if arguments.only in case.name][:: arguments.every]
+    part, _, parts = arguments.part.partition("/")
+    cases = [case for case in all_cases() if arguments.only in case.name][int(part) - 1 :: int(parts)]
     print(f"{len(cases)} cases on {type(launch).__name__}, {mx.default_device()}, mlx {mx.__version__}", flush=True)
     results = [check(case, launch, arguments) for case in cases]
     print_summary(cases, results)
@@ -44,7 +45,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--emulator", dest="launcher", action="store_const", const="tests.emulator:EmulatorLauncher")
     parser.add_argument("--launcher", metavar="MODULE:CLASS", help="another launcher (default: the GPU's)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name holds this")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only every Nth of them")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="only every Nth of them, from the Kth on")
     parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for one case (default: 120)")
     parser.add_argument("--quiet", action="store_true", help="no line for a case that passes")
     return parser.parse_args()

@@ -20,8 +20,8 @@ def kv_gather(
     launch: Launcher, key_pool: mx.array, value_pool: mx.array, slots: mx.array, num_tokens: int, token: mx.array
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Reads `num_tokens` tokens of the pools [num_blocks, block_size, Hkv, width] at `slots` (int32 [>= num_tokens],
-    block * block_size + offset; see run_slots). Returns keys [num_tokens, Hkv, DK], values [num_tokens, Hkv, DV] and the
-    token that the pools' next reader or writer takes. Raises LayoutError."""
+    block * block_size + offset; see run_slots). Returns keys [num_tokens, Hkv, DK], values [num_tokens, Hkv, DV] and
+    the token that the pools' next reader or writer takes. Raises LayoutError."""
     require_pools(key_pool, value_pool)
     require_metadata("slots", slots, num_tokens)
     keys, values, token_out = launch(

@@ -28,8 +28,8 @@ def kv_write(
     token: mx.array,
 ) -> mx.array:
     """Writes keys [T, Hkv, DK] and values [T, Hkv, DV] to `slots` (int32 [>= T], block * block_size + offset) of the
-    pools [num_blocks, block_size, Hkv, width], converted to their dtype. Slots of block 0 are skipped; no other slot may
-    come twice. Returns the token that the pools' next reader or writer takes. Raises LayoutError."""
+    pools [num_blocks, block_size, Hkv, width], converted to their dtype. Slots of block 0 are skipped; no other slot
+    may come twice. Returns the token that the pools' next reader or writer takes. Raises LayoutError."""
     require_pools(key_pool, value_pool)
     num_tokens = keys.shape[0]
     if keys.shape[1:] != key_pool.shape[2:] or values.shape != (num_tokens, *value_pool.shape[2:]):

@@ -1,8 +1,8 @@
 """What a kernel is and how one is started. Owns KernelSpec, the Launcher protocol and its two GPU launchers.
 
-A kernel's text lies in metal/ and is read once. Every kernel that touches a pool takes a token and gives one: the order
-of writes and reads is stated by data, since MLX believes that a kernel's inputs never change. Never decides which kernel
-runs, and never allocates a pool.
+A kernel's text lies in metal/ and is read once. Every kernel that touches a pool takes a token and gives one: the
+order of writes and reads is stated by data, since MLX believes that a kernel's inputs never change. Never decides which
+kernel runs, and never allocates a pool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIMD_WIDTH = 32
 """Threads of a simdgroup; also metal/simd.h."""
 
 SMALLEST_DEVICE_INPUT = 8
-"""MLX passes an input of fewer elements in `constant` memory, which changes the kernel's signature and compiles again."""
+"""MLX passes an input of fewer elements in `constant` memory: another signature, so another compilation."""
 
 Template = Sequence[tuple[str, Any]]
 Extent = tuple[int, int, int]
@@ -80,93 +80,75 @@ def kernel_spec(
     return KernelSpec(name, metal_text(f"{name}.metal"), header, tuple(inputs), tuple(outputs), tuple(inplace))
 
 
-class MetalLauncher:
+class _CompilingLauncher:
+    """What the GPU launchers share: one compiled kernel object per spec."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[KernelSpec, Callable[..., list[mx.array]]] = {}
+
+    def __call__(
+        self,
+        spec: KernelSpec,
+        inputs: Sequence[mx.array],
+        *,
+        template: Template,
+        grid: Extent,
+        threadgroup: Extent,
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[mx.Dtype],
+    ) -> list[mx.array]:
+        self._check(spec, inputs)
+        if spec not in self._kernels:
+            self._kernels[spec] = self._compile(spec)
+        return self._kernels[spec](
+            inputs=inputs,
+            template=template,
+            grid=grid,
+            threadgroup=threadgroup,
+            output_shapes=shapes,
+            output_dtypes=dtypes,
+        )
+
+    def _check(self, spec: KernelSpec, inputs: Sequence[mx.array]) -> None:
+        """Raises LayoutError when a pool's layout is wrong."""
+
+    def _compile(self, spec: KernelSpec) -> Any:
+        raise NotImplementedError
+
+
+class MetalLauncher(_CompilingLauncher):
     """Starts kernels through mx.fast.metal_kernel."""
 
     def __init__(self) -> None:
-        self._kernels: dict[KernelSpec, Callable[..., list[mx.array]]] = {}
+        super().__init__()
         self._checked: dict[int, weakref.ref[mx.array]] = {}
 
-    def __call__(
-        self,
-        spec: KernelSpec,
-        inputs: Sequence[mx.array],
-        *,
-        template: Template,
-        grid: Extent,
-        threadgroup: Extent,
-        shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[mx.Dtype],
-    ) -> list[mx.array]:
+    def _check(self, spec: KernelSpec, inputs: Sequence[mx.array]) -> None:
+        # MLX would copy a pool of any other layout without a word, and the kernel would write into the copy.
         for name, array in zip(spec.input_names, inputs, strict=True):
             if name.endswith("_pool"):
-                self._require_row_contiguous(name, array)
-        kernel = self._kernels.get(spec)
-        if kernel is None:
-            kernel = self._kernels[spec] = mx.fast.metal_kernel(
-                name=spec.name,
-                input_names=list(spec.input_names),
-                output_names=list(spec.output_names),
-                source=spec.source,
-                header=spec.header,
-            )
-        return kernel(
-            inputs=list(inputs),
-            template=list(template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=list(shapes),
-            output_dtypes=list(dtypes),
-        )
+                known = self._checked.get(id(array))
+                if known is None or known() is not array:
+                    require_row_contiguous(name, array)
+                    self._checked[id(array)] = weakref.ref(array)
 
-    def _require_row_contiguous(self, name: str, array: mx.array) -> None:
-        # MLX would copy any other layout without a word: the kernel would then write into the copy.
-        known = self._checked.get(id(array))
-        if known is None or known() is not array:
-            require_row_contiguous(name, array)
-            self._checked[id(array)] = weakref.ref(array)
+    def _compile(self, spec: KernelSpec) -> Any:
+        return mx.fast.metal_kernel(spec.name, spec.input_names, spec.output_names, spec.source, spec.header)
 
 
-class CudaLauncher:
+class CudaLauncher(_CompilingLauncher):
     """Starts the same text through mx.fast.cuda_kernel, behind metal/cuda.h. Pool layouts are taken on trust: looking
     at an array's strides would move it to the host."""
 
-    def __init__(self) -> None:
-        self._kernels: dict[KernelSpec, Callable[..., list[mx.array]]] = {}
-
-    def __call__(
-        self,
-        spec: KernelSpec,
-        inputs: Sequence[mx.array],
-        *,
-        template: Template,
-        grid: Extent,
-        threadgroup: Extent,
-        shapes: Sequence[tuple[int, ...]],
-        dtypes: Sequence[mx.Dtype],
-    ) -> list[mx.array]:
-        kernel = self._kernels.get(spec)
-        if kernel is None:
-            kernel = self._kernels[spec] = mx.fast.cuda_kernel(
-                name=spec.name,
-                input_names=list(spec.input_names),
-                output_names=list(spec.output_names),
-                source=spec.source,
-                header=metal_text("cuda.h") + spec.header,
-            )
-        return kernel(
-            inputs=list(inputs),
-            template=list(template),
-            grid=grid,
-            threadgroup=threadgroup,
-            output_shapes=list(shapes),
-            output_dtypes=list(dtypes),
-        )
+    def _compile(self, spec: KernelSpec) -> Any:
+        header = metal_text("cuda.h") + spec.header
+        return mx.fast.cuda_kernel(spec.name, spec.input_names, spec.output_names, spec.source, header)
 
 
 def require_row_contiguous(name: str, array: mx.array) -> None:
     """Raises LayoutError unless `array` (evaluated, in host-visible memory) lies row after row without gaps."""
-    if not memoryview(array).c_contiguous:
+    buffer: Any = array  # MLX's stubs do not know its buffer protocol
+    if not memoryview(buffer).c_contiguous:
         raise LayoutError(f"{name} of shape {array.shape} is not row-contiguous; pools are never transposed or sliced")
 
 
@@ -184,7 +166,7 @@ def require_pools(key_pool: mx.array, value_pool: mx.array) -> None:
 
 
 def require_metadata(name: str, array: mx.array, entries: int) -> None:
-    """Raises LayoutError unless `array` is int32, has `entries` entries or more, and is big enough for device memory."""
+    """Raises LayoutError unless `array` is int32 and has at least `entries` entries and 8 elements."""
     if array.dtype != mx.int32 or array.shape[0] < entries or array.size < SMALLEST_DEVICE_INPUT:
         raise LayoutError(
             f"{name} is {array.shape} {array.dtype}; it must be int32 with at least {entries} entries "

@@ -46,10 +46,10 @@ def paged_decode(
     sinks: mx.array | None = None,
     partition: int = PARTITION,
 ) -> tuple[mx.array, mx.array]:
-    """Attention of queries [R, Q, Hq, DK] over the pools [num_blocks, block_size, Hkv, width], each row's queries at its
-    last Q positions: out [R, Q, Hq, DV] and the token that the pools' next writer takes.
+    """Attention of queries [R, Q, Hq, DK] over the pools [num_blocks, block_size, Hkv, width], each row's queries at
+    its last Q positions: out [R, Q, Hq, DV] and the token that the pools' next writer takes.
 
-    tables: int32 [>= R, width], entry i the block of positions [i * block_size, (i + 1) * block_size), 0 where released.
+    tables: int32 [>= R, width], entry i the block of positions [i * block_size, (i + 1) * block_size), 0 if released.
     context_lens: int32 [>= R], positions that count, the queries' own included; a row of 0 gives zeros, and so does a
     query before position 0. max_context: no context_len is larger. window: a query sees that many positions up to its
     own. softcap: scores become softcap * tanh(score / softcap). sinks: [Hq], a logit per query head that takes weight
@@ -115,7 +115,7 @@ def paged_decode(
 
 
 def paged_decode_reduce(launch: Launcher, parts: mx.array, lse: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Merges parts [..., partitions, DV] (float32) by their log2-sum-exp lse [..., partitions]: [..., DV] in `dtype`."""
+    """Merges float32 parts [..., partitions, DV] by their log2-sum-exp, lse [..., partitions]: [..., DV] in `dtype`."""
     *leading, partitions, width = parts.shape
     num_vectors = math.prod(leading)
     simdgroups = min(SIMDGROUPS, partitions)

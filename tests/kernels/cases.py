@@ -1,7 +1,7 @@
 """The kernels' case grid: what is run on every launcher (emulator, Metal, CUDA) and held against float64 references.
 
-Three base variants see every length and row count; everything else is combined so that each pair of values meets in some
-case. Slots that no case may read hold NaN, so one wrong read spoils an output.
+Three base variants see every length and row count; everything else is combined so that each pair of values meets in
+some case. Slots that no case may read hold NaN, so one wrong read spoils an output.
 """
 
 from __future__ import annotations
