@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..config import EngineConfig
 from ..model.loader import load
-from ..model.serving import release_memory
+from ..model.serving import end_thread, release_memory
 from ..model.sources import Progress, resolve
 from .build import build
 from .core import EngineCore
@@ -44,6 +44,11 @@ class ModelHost:
             defaults=loaded.defaults,
         )
         return self.info
+
+    def close(self) -> None:
+        """Unload, and part with MLX on this thread."""
+        self.unload()
+        end_thread()
 
     def unload(self) -> None:
         """Drop the resident model and give its memory back."""

@@ -136,6 +136,8 @@ class EngineService:
                 self._step(core)
             self._refresh_stats(force=core is None or core.idle)
         self._replies.end_all(FinishReason.CANCELLED, "the engine was closed")
+        if self._host is not None:
+            self._host.close()
 
     def _take_inbox(self, block: bool) -> None:
         try:

@@ -1,5 +1,5 @@
-"""Paged attention on plain MLX operations: gather, then mx.fast.scaled_dot_product_attention. Owns the per-layer
-objects that stand in for mlx-lm's caches during one step; the pool and the inputs belong to others."""
+"""What stands in for mlx-lm's caches during one step. Owns the per-layer objects and what they share; the pool does the
+reading and writing, the inputs belong to the plan."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..kernels.launch import padded
+
 from .inputs import ChunkInputs, StepInputs
-from .kvpool import KVPool
+from .kvpool import Asked, KVPool
 from .seam import KVHandle, Window
 
 
@@ -19,7 +21,7 @@ class AttentionStep:
         self.inputs = inputs
         self.pool = pool
         self.offset = mx.array(inputs.positions)
-        self.slots = [mx.array(slots) for slots in inputs.slots]
+        self.slots = [padded(slots) for slots in inputs.slots]
         self._masks: dict[Any, mx.array] = {}
 
     def layers(self) -> list[PagedLayer]:
@@ -67,40 +69,11 @@ class PagedLayer:
         if mask is not None and not isinstance(mask, Window):
             raise TypeError("the model built its own mask")
         windows = [size for size in (self._window, mask.size if mask else None) if size is not None]
-        window = min(windows) if windows else None
-        outputs = []
-        if count := self._step.inputs.num_decode:
-            outputs.append(self._decode(queries[:count], scale, window, sinks))
-        for chunk in self._step.inputs.chunks[self._group]:
-            outputs.append(
-                self._prefill(queries[chunk.entry : chunk.entry + chunk.length], chunk, scale, window, sinks)
-            )
+        asked = Asked(scale, min(windows) if windows else None, sinks)
+        step, outputs = self._step, []
+        if count := step.inputs.num_decode:
+            outputs.append(step.pool.decode(self._index, step, queries[:count], asked))
+        for chunk in step.inputs.chunks[self._group]:
+            part = queries[chunk.entry : chunk.entry + chunk.length]
+            outputs.append(step.pool.prefill(self._index, step, chunk, part, asked))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
-
-    def _decode(self, queries: mx.array, scale: float, window: int | None, sinks: mx.array | None) -> mx.array:
-        step = self._step
-        keys, values = step.pool.gather(self._index, step.inputs.decode[self._group].device_tables)
-        # Contiguous first: the CPU's SDPA is 2 to 4 times slower over transposed K and V.
-        return mx.fast.scaled_dot_product_attention(
-            queries,
-            mx.contiguous(keys.transpose(0, 2, 1, 3)),
-            mx.contiguous(values.transpose(0, 2, 1, 3)),
-            scale=scale,
-            mask=step.decode_mask(self._group, window),
-            sinks=sinks,
-        )
-
-    def _prefill(
-        self, queries: mx.array, chunk: ChunkInputs, scale: float, window: int | None, sinks: mx.array | None
-    ) -> mx.array:
-        keys, values = self._step.pool.run(self._index, chunk.block_ids)
-        keys, values = keys[: chunk.kv_len], values[: chunk.kv_len]
-        attended = mx.fast.scaled_dot_product_attention(
-            queries.transpose(2, 1, 0, 3),  # [1, heads, length, width]
-            mx.contiguous(keys.transpose(1, 0, 2))[None],
-            mx.contiguous(values.transpose(1, 0, 2))[None],
-            scale=scale,
-            mask=self._step.chunk_mask(chunk, window),
-            sinks=sinks,
-        )
-        return attended.transpose(2, 1, 0, 3)

@@ -21,8 +21,8 @@ from ..sched.allocator import GroupSpec
 from ..sched.requests import Chunk, StepPlan
 from ..sched.table import RequestTable, blocks_for
 from .inputs import gather_inputs
-from .kvpool import KVPool
 from .kvspec import KVSpec
+from .plainpool import PlainPool
 from .runner import ModelRunner
 from .sampling import Sampler
 
@@ -70,7 +70,7 @@ def _paged(model: nn.Module, spec: KVSpec, ids: np.ndarray) -> np.ndarray:
     table.token_ids[0, : len(ids)] = ids
     for block_ids in table.block_ids:
         block_ids[0] = np.arange(len(block_ids[0]), 0, -1)
-    runner = ModelRunner(model, KVPool(spec, [num_blocks] * len(groups)), groups, Sampler(1, spec.vocab_size), 1)
+    runner = ModelRunner(model, PlainPool(spec, [num_blocks] * len(groups)), groups, Sampler(1, spec.vocab_size), 1)
     half, parts = len(ids) // 2, []
     none = np.zeros(0, np.int32)
     for start in (0, half):

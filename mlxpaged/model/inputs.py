@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..config import BLOCK_SIZE
+from ..kernels.launch import padded
 from ..sched.allocator import GroupSpec
 from ..sched.requests import Chunk, StepPlan
 from ..sched.table import RequestTable, blocks_for
@@ -26,11 +27,26 @@ class ChunkInputs:
     start: int
     first: int
     block_ids: np.ndarray  # int32
+    table: np.ndarray  # int32: the row's table from position 0
 
     @property
     def kv_len(self) -> int:
         """Positions from `first` to the chunk's last query, itself included."""
         return self.start + self.length - self.first
+
+    @cached_property
+    def device_slots(self) -> mx.array:
+        """int32 [kv_len]: the slots of those positions."""
+        slots = self.block_ids[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int32)
+        return padded(slots.reshape(-1)[: self.kv_len])
+
+    @cached_property
+    def full_table(self) -> mx.array:
+        return padded(self.table[None])
+
+    @cached_property
+    def context_len(self) -> mx.array:
+        return padded(np.array([self.start + self.length], np.int32))
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,29 @@ class DecodeInputs:
     tables: np.ndarray
     firsts: np.ndarray
     positions: np.ndarray
+    block_ids: np.ndarray  # int32 [B, wider]: the same tables from position 0
+
+    @property
+    def max_context(self) -> int:
+        """The longest row's context, its query included."""
+        return int(self.positions.max(initial=0)) + 1
+
+    @property
+    def num_slots(self) -> int:
+        return self.tables.size * BLOCK_SIZE
+
+    @cached_property
+    def device_slots(self) -> mx.array:
+        """The slots behind `tables`, row after row: int32 [B x W x 16]."""
+        return padded((self.tables[..., None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int32)).reshape(-1))
+
+    @cached_property
+    def full_tables(self) -> mx.array:
+        return padded(self.block_ids)
+
+    @cached_property
+    def context_lens(self) -> mx.array:
+        return padded(self.positions + 1)
 
     @cached_property
     def device_tables(self) -> mx.array:
@@ -110,7 +149,14 @@ def _decode(plan: StepPlan, block_ids: np.ndarray, spec: GroupSpec) -> DecodeInp
     tables = np.where(
         starts[:, None] + np.arange(width) < ends[:, None], block_ids[plan.decode_rows[:, None], places], 0
     )
-    return DecodeInputs(tables.astype(np.int32), (starts * BLOCK_SIZE).astype(np.int32), positions)
+    used = _bucket(int(ends.max(initial=1)), block_ids.shape[1])
+    full = block_ids[plan.decode_rows, :used]
+    return DecodeInputs(tables.astype(np.int32), (starts * BLOCK_SIZE).astype(np.int32), positions, full)
+
+
+def _bucket(width: int, most: int) -> int:
+    """A power of two, so that few shapes of a table exist."""
+    return min(1 << max(width - 1, 0).bit_length(), most)
 
 
 def _chunks(plan: StepPlan, block_ids: np.ndarray, spec: GroupSpec) -> tuple[ChunkInputs, ...]:
@@ -123,5 +169,5 @@ def _chunks(plan: StepPlan, block_ids: np.ndarray, spec: GroupSpec) -> tuple[Chu
 
 def _chunk(chunk: Chunk, entry: int, block_ids: np.ndarray, spec: GroupSpec) -> ChunkInputs:
     first, last = spec.first_needed(chunk.start), blocks_for(chunk.start + chunk.length)
-    ids = block_ids[chunk.row, first:last].copy()
-    return ChunkInputs(entry, chunk.length, chunk.start, first * BLOCK_SIZE, ids)
+    table = block_ids[chunk.row, : _bucket(last, block_ids.shape[1])].copy()
+    return ChunkInputs(entry, chunk.length, chunk.start, first * BLOCK_SIZE, table[first:last], table)

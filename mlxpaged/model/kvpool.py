@@ -1,89 +1,88 @@
-"""The arrays that hold K and V. Owns every pool array and the order of writes to them; nothing else keeps a reference.
-Knows slots and blocks as numbers, nothing of rows or requests."""
+"""What every KV pool does, whatever its arrays and operations. Owns the contract and the question a layer asks; the
+pools are plainpool.py (MLX operations, anywhere) and kernelpool.py (our kernels, on a GPU)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
-import numpy as np
 
-from ..config import BLOCK_SIZE
 from ..sched.requests import BlockCopy
+from .inputs import ChunkInputs
 from .kvspec import KVSpec
 
+if TYPE_CHECKING:
+    from .attention import AttentionStep
 
-class KVPool:
-    """Per layer one array of keys and one of values, [blocks x 16 slots, heads, width]; block 0 is never read.
 
-    Functional writer: each write makes a new array in the graph. MLX turns that into a write in place as long as
-    nothing in flight still reads the old array, which holds when every step is waited for before the next is launched.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How one layer wants to attend: scores times `scale`, to the last `window` tokens (None: all), with an extra
+    logit per query head where `sinks` [heads] is given."""
+
+    scale: float
+    window: int | None = None
+    sinks: mx.array | None = None
+
+
+class KVPool(Protocol):
+    """Per layer one array of keys and one of values, [blocks, 16, heads, width]; block 0 is the null block.
+
+    The pool owns its arrays and states the order of reads and writes: within a step, copies come first, then each
+    layer writes before it reads; across steps a write follows every earlier read. Nobody else holds an array of it.
     """
 
-    def __init__(self, spec: KVSpec, num_blocks: Sequence[int]) -> None:
-        self.spec = spec
-        self.num_blocks = tuple(num_blocks)
-        self._keys: list[mx.array] = []
-        self._values: list[mx.array] = []
-        for layer, group in zip(spec.layers, spec.group_of, strict=True):
-            slots = num_blocks[group] * BLOCK_SIZE
-            self._keys.append(mx.zeros((slots, layer.heads, layer.k_width), layer.dtype))
-            self._values.append(mx.zeros((slots, layer.heads, layer.v_width), layer.dtype))
-        mx.eval(self._keys, self._values)
+    spec: KVSpec
+    num_blocks: tuple[int, ...]
 
     @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
-
-    def arrays(self) -> list[mx.array]:
-        """What a step must evaluate."""
-        return [*self._keys, *self._values]
-
-    def write(self, layer: int, slots: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Store keys [T, heads, k_width] and values [T, heads, v_width] at `slots` (int32 [T])."""
-        self._keys[layer][slots] = keys
-        self._values[layer][slots] = values
+    def nbytes(self) -> int: ...
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy the leading slots of blocks onto others, in every layer of their group."""
-        for group in {copy.group for copy in copies}:
-            mine = [copy for copy in copies if copy.group == group]
-            source = mx.array(np.concatenate([_slots(copy.source, copy.slots) for copy in mine]))
-            target = mx.array(np.concatenate([_slots(copy.destination, copy.slots) for copy in mine]))
-            for layer, index in enumerate(self.spec.group_of):
-                if index == group:
-                    self.write(layer, target, self._keys[layer][source], self._values[layer][source])
 
-    def run(self, layer: int, block_ids: np.ndarray) -> tuple[mx.array, mx.array]:
-        """K and V of consecutive positions: [len(block_ids) x 16, heads, width]. Neighbouring blocks are sliced."""
-        return _run(self._keys[layer], block_ids), _run(self._values[layer], block_ids)
+    def write(self, layer: int, slots: mx.array, keys: mx.array, values: mx.array) -> None:
+        """Store keys [T, heads, k_width] and values [T, heads, v_width] at `slots` (int32 [T])."""
 
-    def gather(self, layer: int, tables: mx.array) -> tuple[mx.array, mx.array]:
-        """K and V of a batch of rows: `tables` int32 [B, W] -> [B, W x 16, heads, width]."""
-        return _gather(self._keys[layer], tables), _gather(self._values[layer], tables)
+    def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
+        """Attention of the step's decode entries, queries [B, heads, 1, k_width], each over its row's context."""
 
+    def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
+        """Attention of one chunk, queries [length, heads, 1, k_width], over its row up to each query."""
 
-_FEW_RUNS = 4
-"""Up to so many runs of neighbouring blocks are sliced and joined; more are gathered by index."""
+    def pending(self) -> list[mx.array]:
+        """What a step must evaluate so that all its writes happen."""
+
+    def emptied(self) -> KVPool:
+        """A fresh pool of the same size, for when this one's arrays can no longer be trusted."""
 
 
-def _slots(block: int, count: int) -> np.ndarray:
-    return np.arange(block * BLOCK_SIZE, block * BLOCK_SIZE + count, dtype=np.int32)
+def chunk_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str, asked: Asked
+) -> mx.array:
+    """queries [length, heads, 1, width] over contiguous keys and values [S, heads, width], the last query aligned with
+    the last key: [length, heads, 1, v_width]. Stock fused attention, so Apple's own prefill kernels serve it."""
+    attended = mx.fast.scaled_dot_product_attention(
+        queries.transpose(2, 1, 0, 3),  # [1, heads, length, width]
+        mx.contiguous(keys.transpose(1, 0, 2))[None],
+        mx.contiguous(values.transpose(1, 0, 2))[None],
+        scale=asked.scale,
+        mask=mask,
+        sinks=asked.sinks,
+    )
+    return attended.transpose(2, 1, 0, 3)
 
 
-def _run(pool: mx.array, block_ids: np.ndarray) -> mx.array:
-    cuts = np.flatnonzero(np.diff(block_ids) != 1) + 1
-    if len(cuts) >= _FEW_RUNS:
-        blocks = pool.reshape(-1, BLOCK_SIZE, *pool.shape[1:])
-        return blocks[mx.array(block_ids)].reshape(-1, *pool.shape[1:])
-    runs = [
-        pool[int(run[0]) * BLOCK_SIZE : (int(run[-1]) + 1) * BLOCK_SIZE]
-        for run in np.split(block_ids, cuts)
-        if len(run)
-    ]
-    return runs[0] if len(runs) == 1 else mx.concatenate(runs)
-
-
-def _gather(pool: mx.array, tables: mx.array) -> mx.array:
-    blocks = pool.reshape(-1, BLOCK_SIZE, *pool.shape[1:])
-    return blocks[tables].reshape(tables.shape[0], -1, *pool.shape[1:])
+def batch_attention(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, asked: Asked) -> mx.array:
+    """queries [B, heads, 1, width] over a padded batch of keys and values [B, S, heads, width]."""
+    # Contiguous first: the CPU's SDPA is 2 to 4 times slower over transposed K and V.
+    return mx.fast.scaled_dot_product_attention(
+        queries,
+        mx.contiguous(keys.transpose(0, 2, 1, 3)),
+        mx.contiguous(values.transpose(0, 2, 1, 3)),
+        scale=asked.scale,
+        mask=mask,
+        sinks=asked.sinks,
+    )

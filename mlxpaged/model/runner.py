@@ -82,7 +82,7 @@ class ModelRunner:
             self._last_tokens[mx.array(inputs.decode_rows)] = sampled.tokens
         # Chunk-only steps evaluate no logits: the head and the last layer's attention are never run.
         arrays = [
-            *self.pool.arrays(),
+            *self.pool.pending(),
             self._last_tokens,
             *self._sampler.state(),
             *(sampled.arrays() if sampled else []),
@@ -109,8 +109,8 @@ class ModelRunner:
         self._last_tokens = mx.zeros_like(self._last_tokens)
         try:
             mx.synchronize()
-            mx.eval(self.pool.arrays())
+            mx.eval(self.pool.pending())
         except Exception:  # whatever the device raised, the pool cannot be trusted
-            self.pool = KVPool(self.pool.spec, self.pool.num_blocks)
+            self.pool = self.pool.emptied()
             return False
         return True

@@ -4,6 +4,7 @@ fits. Called on the MLX thread; owns nothing afterwards."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -17,6 +18,7 @@ from .kvpool import KVPool
 from .kvspec import KVSpec, NotPaged, probe
 from .loader import LoadedModel
 from .memory import free_memory
+from .plainpool import PlainPool
 from .runner import ModelRunner, Runner
 from .sampling import Sampler
 from .seam import remove_gather_norm
@@ -69,6 +71,12 @@ def release_memory() -> None:
     mx.clear_cache()
 
 
+def end_thread() -> None:
+    """The calling thread uses MLX no more. Without this the interpreter may abort at its exit."""
+    mx.synchronize()
+    mx.clear_streams()
+
+
 def _step_budget(config: EngineConfig) -> int:
     return config.step_budget or (512 if on_gpu() else 64)
 
@@ -88,9 +96,14 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
         )
     groups = tuple(GroupSpec(count, window) for count, window in zip(num_blocks, spec.windows, strict=True))
     sampler = Sampler(num_rows, spec.vocab_size)
-    runner = ModelRunner(loaded.model, KVPool(spec, num_blocks), groups, sampler, num_rows)
+    runner = ModelRunner(loaded.model, make_pool(spec, num_blocks), groups, sampler, num_rows)
     share = config.prefix_cache
     return Served(runner, groups, num_rows, step_budget, share, "paged", spec.vocab_size, context_len)
+
+
+def make_pool(spec: KVSpec, num_blocks: Sequence[int]) -> KVPool:
+    """The pool for this device."""
+    return PlainPool(spec, num_blocks)
 
 
 def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:

@@ -1,0 +1,137 @@
+"""The KV pool on our own kernels: written in place, read where it lies. Owns its arrays and the token that orders every
+kernel on them; serves only while nothing but these kernels touches the arrays.
+
+MLX sees a kernel's inputs as constants, so it knows of no write here. Each kernel therefore takes the token of the one
+before it and gives the next: reads of a layer follow its write, writes of a step follow all reads of the step before,
+also when that step is still in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from ..config import BLOCK_SIZE
+from ..kernels.block_copy import block_copy
+from ..kernels.kv_gather import kv_gather
+from ..kernels.kv_write import kv_write
+from ..kernels.launch import Launcher, new_token, padded
+from ..kernels.paged_decode import paged_decode
+from ..sched.requests import BlockCopy
+from .inputs import ChunkInputs
+from .kvpool import Asked, batch_attention, chunk_attention
+from .kvspec import KVSpec
+
+if TYPE_CHECKING:
+    from .attention import AttentionStep
+
+SHORT_CHUNK = 16
+"""A chunk of at most so many tokens attends through paged_decode, several query positions a row: its K and V are then
+read where they lie instead of being gathered first."""
+
+UseKernel = Callable[[int, int], bool]
+"""(rows, context) -> whether paged_decode is the faster way; else gather + fused attention."""
+
+
+class KernelPool:
+    """The pool's arrays are made once and never replaced; only their contents change."""
+
+    def __init__(
+        self,
+        spec: KVSpec,
+        num_blocks: Sequence[int],
+        launch: Launcher,
+        use_kernel: UseKernel = lambda rows, context: True,
+    ) -> None:
+        self.spec = spec
+        self.num_blocks = tuple(num_blocks)
+        self._launch = launch
+        self._use_kernel = use_kernel
+        self._token = new_token()
+        self._pools: list[tuple[mx.array, mx.array]] = []
+        for layer, group in zip(spec.layers, spec.group_of, strict=True):
+            shape = (num_blocks[group], BLOCK_SIZE, layer.heads)
+            keys, values = (
+                mx.zeros((*shape, layer.k_width), layer.dtype),
+                mx.zeros((*shape, layer.v_width), layer.dtype),
+            )
+            mx.eval(keys, values)  # a lazy zero would be made anew, over what was written
+            self._pools.append((keys, values))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in self._pools)
+
+    def pending(self) -> list[mx.array]:
+        return [self._token]
+
+    def emptied(self) -> KernelPool:
+        return KernelPool(self.spec, self.num_blocks, self._launch, self._use_kernel)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        for group in {copy.group for copy in copies}:
+            triples = np.array([(c.source, c.destination, c.slots) for c in copies if c.group == group], np.int32)
+            device = padded(triples)
+            for layer, index in enumerate(self.spec.group_of):
+                if index == group:
+                    self._token = block_copy(self._launch, *self._pools[layer], device, self._token)
+
+    def write(self, layer: int, slots: mx.array, keys: mx.array, values: mx.array) -> None:
+        self._token = kv_write(self._launch, *self._pools[layer], keys, values, slots, self._token)
+
+    def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
+        group = self.spec.group_of[layer]
+        rows = step.inputs.decode[group]
+        if not self._use_kernel(len(queries), rows.max_context):
+            return self._gather_decode(layer, step, queries, asked)
+        out = self._attend(
+            layer, queries.transpose(0, 2, 1, 3), rows.full_tables, rows.context_lens, rows.max_context, asked
+        )
+        return out.transpose(0, 2, 1, 3)
+
+    def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
+        if chunk.length <= SHORT_CHUNK:
+            return self._short_chunk(layer, chunk, queries, asked)
+        keys, values, self._token = kv_gather(
+            self._launch, *self._pools[layer], chunk.device_slots, chunk.kv_len, self._token
+        )
+        return chunk_attention(queries, keys, values, step.chunk_mask(chunk, asked.window), asked)
+
+    def _short_chunk(self, layer: int, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
+        # A power of two of positions, so that few variants are compiled; those added in front are dropped again.
+        positions = 1 << (chunk.length - 1).bit_length()
+        queries = mx.pad(queries[:, :, 0][None], [(0, 0), (positions - chunk.length, 0), (0, 0), (0, 0)])
+        end = chunk.start + chunk.length
+        out = self._attend(layer, queries, chunk.full_table, chunk.context_len, end, asked)
+        return out[0, positions - chunk.length :][:, :, None]
+
+    def _attend(
+        self, layer: int, queries: mx.array, tables: mx.array, context_lens: mx.array, max_context: int, asked: Asked
+    ) -> mx.array:
+        """queries [rows, positions, heads, k_width] -> [rows, positions, heads, v_width]."""
+        out, self._token = paged_decode(
+            self._launch,
+            queries,
+            *self._pools[layer],
+            tables,
+            context_lens,
+            self._token,
+            max_context=max_context,
+            scale=asked.scale,
+            window=asked.window,
+            sinks=asked.sinks,
+        )
+        return out
+
+    def _gather_decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
+        group = self.spec.group_of[layer]
+        rows = step.inputs.decode[group]
+        keys, values, self._token = kv_gather(
+            self._launch, *self._pools[layer], rows.device_slots, rows.num_slots, self._token
+        )
+        batch = (len(queries), -1)
+        keys, values = keys.reshape(*batch, *keys.shape[1:]), values.reshape(*batch, *values.shape[1:])
+        return batch_attention(queries, keys, values, step.decode_mask(group, asked.window), asked)

@@ -1,0 +1,95 @@
+"""The KV pool on plain MLX operations: scatter, gather, fused attention. The CPU's path, and the fall-back of every GPU.
+Owns its arrays; nothing else keeps a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from ..config import BLOCK_SIZE
+from ..sched.requests import BlockCopy
+from .inputs import ChunkInputs
+from .kvpool import Asked, batch_attention, chunk_attention
+from .kvspec import KVSpec
+
+if TYPE_CHECKING:
+    from .attention import AttentionStep
+
+_FEW_RUNS = 4
+"""Up to so many runs of neighbouring blocks are sliced and joined; more are gathered by index."""
+
+
+class PlainPool:
+    """Each write makes a new array in the graph. MLX turns that into a write in place as long as nothing in flight
+    still reads the old array, which holds when every step is waited for before the next is launched."""
+
+    def __init__(self, spec: KVSpec, num_blocks: Sequence[int]) -> None:
+        self.spec = spec
+        self.num_blocks = tuple(num_blocks)
+        self._keys: list[mx.array] = []
+        self._values: list[mx.array] = []
+        for layer, group in zip(spec.layers, spec.group_of, strict=True):
+            shape = (num_blocks[group], BLOCK_SIZE, layer.heads)
+            self._keys.append(mx.zeros((*shape, layer.k_width), layer.dtype))
+            self._values.append(mx.zeros((*shape, layer.v_width), layer.dtype))
+        mx.eval(self._keys, self._values)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.pending())
+
+    def pending(self) -> list[mx.array]:
+        return [*self._keys, *self._values]
+
+    def emptied(self) -> PlainPool:
+        return PlainPool(self.spec, self.num_blocks)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        for group in {copy.group for copy in copies}:
+            mine = [copy for copy in copies if copy.group == group]
+            source = np.concatenate([_slots(copy.source, copy.slots) for copy in mine])
+            target = np.concatenate([_slots(copy.destination, copy.slots) for copy in mine])
+            blocks, offsets = mx.array(source // BLOCK_SIZE), mx.array(source % BLOCK_SIZE)
+            for layer, index in enumerate(self.spec.group_of):
+                if index == group:
+                    keys, values = self._keys[layer][blocks, offsets], self._values[layer][blocks, offsets]
+                    self.write(layer, mx.array(target), keys, values)
+
+    def write(self, layer: int, slots: mx.array, keys: mx.array, values: mx.array) -> None:
+        slots = slots[: len(keys)]  # kernels want them padded
+        blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+        self._keys[layer][blocks, offsets] = keys
+        self._values[layer][blocks, offsets] = values
+
+    def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
+        group = self.spec.group_of[layer]
+        tables = step.inputs.decode[group].device_tables
+        keys, values = _batch(self._keys[layer], tables), _batch(self._values[layer], tables)
+        return batch_attention(queries, keys, values, step.decode_mask(group, asked.window), asked)
+
+    def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
+        keys, values = _run(self._keys[layer], chunk.block_ids), _run(self._values[layer], chunk.block_ids)
+        mask = step.chunk_mask(chunk, asked.window)
+        return chunk_attention(queries, keys[: chunk.kv_len], values[: chunk.kv_len], mask, asked)
+
+
+def _slots(block: int, count: int) -> np.ndarray:
+    return np.arange(block * BLOCK_SIZE, block * BLOCK_SIZE + count, dtype=np.int32)
+
+
+def _batch(pool: mx.array, tables: mx.array) -> mx.array:
+    """`tables` int32 [B, W] -> [B, W x 16, heads, width]."""
+    return pool[tables].reshape(tables.shape[0], -1, *pool.shape[2:])
+
+
+def _run(pool: mx.array, block_ids: np.ndarray) -> mx.array:
+    """Consecutive positions [len(block_ids) x 16, heads, width]; neighbouring blocks are sliced, not gathered."""
+    cuts = np.flatnonzero(np.diff(block_ids) != 1) + 1
+    if len(cuts) >= _FEW_RUNS:
+        return pool[mx.array(block_ids)].reshape(-1, *pool.shape[2:])
+    runs = [pool[int(run[0]) : int(run[-1]) + 1] for run in np.split(block_ids, cuts)]
+    joined = runs[0] if len(runs) == 1 else mx.concatenate(runs)
+    return joined.reshape(-1, *pool.shape[2:])
