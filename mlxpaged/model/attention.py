@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 
 from ..kernels.launch import padded
-
 from .inputs import ChunkInputs, StepInputs
 from .kvpool import Asked, KVPool
 from .seam import KVHandle, Window

@@ -1,5 +1,5 @@
-"""The KV pool on plain MLX operations: scatter, gather, fused attention. The CPU's path, and the fall-back of every GPU.
-Owns its arrays; nothing else keeps a reference."""
+"""The KV pool on plain MLX operations: scatter, gather, fused attention. The CPU's path and every GPU's fall-back. Owns
+its arrays; nothing else keeps a reference."""
 
 from __future__ import annotations
 
