@@ -1,0 +1,27 @@
+"""What must happen before mlx is imported, in one call. Owns the order; never imports mlx."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+
+import psutil
+
+from ..kernels.encoder import EncoderLimits, set_encoder_limits
+from .blas import open_system_blas
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """What MLX will find: `blas`, the system library opened on Linux; `encoder`, the limits of a command buffer on
+    macOS. None: left as it was."""
+
+    blas: str | None
+    encoder: EncoderLimits | None
+
+
+def before_mlx() -> Startup:
+    """Open the system's BLAS (Linux) and set the command encoder's limits (macOS). Idempotent; too late, and without
+    effect, once mlx has been imported."""
+    return Startup(open_system_blas(), set_encoder_limits(os.environ, sys.platform, psutil.virtual_memory().total))
