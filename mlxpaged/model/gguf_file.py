@@ -65,6 +65,8 @@ class GgufFile:
         if field is None:
             return default
         try:
+            if field.types == [GGUFValueType.ARRAY, GGUFValueType.STRING]:
+                return [str(field.parts[at], "utf-8") for at in field.data]  # twice as fast as contents()
             return field.contents()
         except UnicodeDecodeError as error:
             raise ModelNotFound(f"{self.path} is damaged: {key} is not UTF-8; fetch it again") from error

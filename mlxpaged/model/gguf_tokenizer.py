@@ -43,7 +43,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     _add_tokens(file, raw, vocabulary)
     special = {name: text for name, key in _SPECIAL_KEYS.items() if (text := _token(file, vocabulary, key))}
     if kind == "llama":  # SentencePiece's defaults, where the file does not name them
-        special = {"bos_token": "<s>", "eos_token": "</s>"} | special
+        defaults = {"bos_token": "<s>", "eos_token": "</s>"}
+        special = {name: text for name, text in defaults.items() if text in vocabulary} | special
     add_bos = bool(file.value("tokenizer.ggml.add_bos_token", bos_default)) and special.get("bos_token") in vocabulary
     if add_bos:
         bos = special["bos_token"]

@@ -4,7 +4,6 @@ one line why it could not; what is whole on disk is never asked for again."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,15 @@ def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = N
     import huggingface_hub as hub
 
     options: dict[str, Any] = {"revision": revision, "allow_patterns": PATTERNS}
+    bar = _progress_bar(repo, on_progress or (lambda progress: None))
     try:
         found = Path(hub.snapshot_download(repo, local_files_only=True, **options))
         if is_whole(found):
             return found
     except Exception:  # not on disk, or not all of it: ask the network, which says what is wrong
         pass
-    if on_progress:
-        options["tqdm_class"] = _progress_bar(repo, on_progress)
     try:
-        fetched = Path(hub.snapshot_download(repo, **options))
+        fetched = Path(hub.snapshot_download(repo, tqdm_class=bar, **options))
     except Exception as error:  # many kinds over its versions; told apart by name and status
         raise _explain(repo, revision, error) from error
     if not is_whole(fetched):
@@ -81,25 +79,28 @@ def _explain(repo: str, revision: str | None, error: Exception) -> MlxpagedError
     )
 
 
-def _progress_bar(label: str, on_progress: OnProgress) -> Callable[..., Any]:
-    """A tqdm that draws nothing and reports bytes."""
+def _progress_bar(label: str, on_progress: OnProgress) -> type:
+    """A tqdm that draws nothing and reports bytes; huggingface_hub moves it from its own threads.
+
+    It keeps one bar for bytes received and one for bytes on disk, which counts what an earlier try left: the larger
+    of the two is how far the fetch is.
+    """
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    most = -1
 
     class Reporting(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"
-            options.pop("name", None)  # huggingface_hub's own option
             super().__init__(*args, **(options | {"disable": False, "file": _Nowhere()}))
-            self._report()
 
         def update(self, n: float | None = 1) -> bool | None:
+            nonlocal most
             drawn = super().update(n)
-            self._report()
+            if self._counts_bytes and self.n > most:
+                most = int(self.n)
+                on_progress(Progress(label, most, int(self.total) if self.total else None))
             return drawn
-
-        def _report(self) -> None:
-            if self._counts_bytes:
-                on_progress(Progress(label, int(self.n), int(self.total) if self.total else None))
 
     return Reporting
 

