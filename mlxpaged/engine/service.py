@@ -162,9 +162,9 @@ class EngineService:
 
     def _load(self, name: str, on_progress: Callable[[Any], None] | None) -> ModelInfo:
         if self._host is None:
-            from ..model.blas import open_system_blas
+            from ..model.startup import before_mlx
 
-            open_system_blas()
+            before_mlx()
             from .host import ModelHost
 
             self._host = ModelHost(self._config)
