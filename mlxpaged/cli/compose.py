@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from ..config import EngineConfig
 from ..engine.events import ModelInfo
 from ..errors import ModelNotFound
+from .exits import complain
 from .progress import LoadProgress
+from .version import on_a_gpu
 
 if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
@@ -55,7 +57,10 @@ def started_engine(config: EngineConfig) -> Iterator[EngineService]:
     An engine that is busy loading cannot be interrupted: after a moment it is left to die with the process.
     """
     from ..engine.service import EngineService
+    from ..model.blas import blas_hint, open_system_blas
 
+    if (hint := blas_hint(open_system_blas())) and not on_a_gpu():
+        complain(hint)
     service = EngineService(config)
     try:
         yield service

@@ -26,6 +26,11 @@ def version(as_json: Annotated[bool, typer.Option("--json", help="One JSON objec
         print(f"{', '.join(rest)} on {found['system']}")
 
 
+def on_a_gpu() -> bool:
+    """Whether the installed MLX build is one for a GPU."""
+    return any(name.startswith(("mlx-metal", "mlx-cuda")) for name in _installed())
+
+
 def _installed() -> dict[str, str]:
     versions = {}
     for part in _PARTS:

@@ -21,7 +21,7 @@ from tests.cli.program import scripted_engine
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTED = (sys.executable, "-m", "tests.cli.program")
 REAL = (sys.executable, "-m", "mlxpaged")
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def process(environment: dict[str, str], tmp_path: Path) -> Program:
             capture_output=True,
             env=environment | variables,
             cwd=tmp_path,
-            timeout=PATIENCE_S,
+            timeout=240 if real else PATIENCE_S,
             check=False,
         )
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
