@@ -163,8 +163,10 @@ class EngineService:
     def _load(self, name: str, on_progress: Callable[[Any], None] | None) -> ModelInfo:
         if self._host is None:
             from ..model.startup import before_mlx
+            from ..model.upstream import import_mlx_lm
 
             before_mlx()
+            import_mlx_lm()  # first and quietly: a plain import lowers the limit of open files for good
             from .host import ModelHost
 
             self._host = ModelHost(self._config)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from .core import EngineCore
+from typing import TYPE_CHECKING
+
 from .events import EngineStats, ModelInfo, RowStats
 from .replies import Replies
+
+if TYPE_CHECKING:
+    from .core import EngineCore  # importing it imports mlx, and the service must open the system's BLAS before
 
 
 def snapshot(core: EngineCore | None, info: ModelInfo | None, replies: Replies, now: float) -> EngineStats:

@@ -50,7 +50,8 @@ def dense(tensor: GgufTensor) -> mx.array:
         case "BF16":  # numpy has no bfloat16
             return mx.array(tensor.data.view(np.uint16)).view(mx.bfloat16).reshape(tensor.shape)
     rows = tensor.data.reshape(*tensor.shape[:-1], -1)
-    return mx.array(quants.dequantize(rows, GGMLQuantizationType[tensor.kind]))
+    with np.errstate(all="ignore"):  # damaged scales are no reason for a warning on a person's terminal
+        return mx.array(quants.dequantize(rows, GGMLQuantizationType[tensor.kind]))
 
 
 def _half(raw: mx.array, start: int) -> mx.array:
