@@ -24,23 +24,12 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     Raises UnsupportedModel (another architecture, a rotation or expert layout we do not know) or ModelNotFound
     (metadata missing or at odds with the tensors).
     """
-    architecture = file.text("general.architecture")
-    if architecture is None:
-        raise ModelNotFound(f"{file.path} is damaged: general.architecture is missing; fetch it again")
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{file.path.name} is a {architecture} model; GGUF files are read for {', '.join(ARCHITECTURES)} "
-            "(mistral is written as llama); give the model's MLX or Hugging Face form"
-        )
+    architecture = _known_architecture(file)
     keys = _Keys(file, architecture)
     if keys.whole("expert_count", 0):
         raise UnsupportedModel(
             f"{file.path.name} has experts; GGUF files with experts are not read; give the model's MLX form"
         )
-    if (parts := int(file.number("split.count", 1) or 1)) > 1:
-        raise UnsupportedModel(f"{file.path.name} is one of {parts} parts; join them with llama-gguf-split --merge")
-    if "token_embd.weight" not in file.tensors:
-        raise ModelNotFound(f"{file.path} holds no token_embd.weight; it is not a whole model")
     heads = keys.whole("attention.head_count")
     hidden = keys.whole("embedding_length")
     config: dict[str, Any] = {
@@ -63,6 +52,23 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         config["rope_scaling"] = scaling
     _check(file, keys, config)
     return config
+
+
+def _known_architecture(file: GgufFile) -> str:
+    """The architecture, once the file is known to hold a whole model of it."""
+    architecture = file.text("general.architecture")
+    if architecture is None:
+        raise ModelNotFound(f"{file.path} is damaged: general.architecture is missing; fetch it again")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{file.path.name} is a {architecture} model; GGUF files are read for {', '.join(ARCHITECTURES)} "
+            "(mistral is written as llama); give the model's MLX or Hugging Face form"
+        )
+    if (parts := int(file.number("split.count", 1) or 1)) > 1:
+        raise UnsupportedModel(f"{file.path.name} is one of {parts} parts; join them with llama-gguf-split --merge")
+    if "token_embd.weight" not in file.tensors:
+        raise ModelNotFound(f"{file.path} holds no token_embd.weight; it is not a whole model")
+    return architecture
 
 
 def gguf_defaults(file: GgufFile) -> dict[str, float]:
