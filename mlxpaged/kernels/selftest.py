@@ -1,0 +1,272 @@
+"""Do the kernels work on this device? Owns the cases and the verdict: writes in place are seen after a synchronise and
+by later kernels of one lazy graph, and every kernel agrees with a float64 reference. Never decides what follows.
+
+References run in numpy on the host: a GPU's own float32 product may round to TF32.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from ..config import BLOCK_SIZE
+from .block_copy import block_copy, block_copy_reference
+from .kv_gather import kv_gather, kv_gather_reference, run_slots
+from .kv_write import kv_write, kv_write_reference
+from .launch import Launcher, new_token, padded
+from .paged_decode import PARTITION, paged_decode, paged_decode_reference
+from .template import DTYPES, TOLERANCES, KernelTemplate
+
+_SLOW_S = 1.0
+
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is asked. `order_kernels`: kernels of the lazy graph that tests the order, enough for several command
+    buffers on every device. `positions`: query positions a row may have, one in decoding, a power of two in short
+    chunks. `longest`: the longest context tried; beyond PARTITION a second kernel merges partitions."""
+
+    order_kernels: int = 480
+    positions: tuple[int, ...] = (1, 2, 4, 8, 16)
+    longest: int = 4096 + 37
+
+
+FULL = Extent()
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestCase:
+    """One question to the device; `run` returns the largest error, relative to the largest value expected."""
+
+    kernel: str
+    name: str
+    tolerance: float
+    run: Callable[[Launcher], float]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """`error` is infinite where something was not finite or raised; `message` is what was raised."""
+
+    kernel: str
+    case: str
+    error: float
+    tolerance: float
+    message: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.message is None and self.error <= self.tolerance
+
+    @property
+    def line(self) -> str:
+        """Kernel, case and what was seen, in one line."""
+        if self.message is not None:
+            return f"{self.kernel} failed on {self.case}: {self.message}"
+        return f"{self.kernel} on {self.case}: error {self.error:.1e}, allowed {self.tolerance:.1e}"
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTestReport:
+    """What was asked, in order; ends with the first failure unless all cases were wanted."""
+
+    results: tuple[CaseResult, ...]
+
+    @property
+    def failure(self) -> str | None:
+        """The first failure in one line; None when all passed."""
+        return next((result.line for result in self.results if not result.ok), None)
+
+
+def run_selftest(
+    launch: Launcher,
+    templates: Sequence[KernelTemplate],
+    *,
+    on_progress: OnProgress | None = None,
+    every_case: bool = False,
+    extent: Extent = FULL,
+    clock: Callable[[], float] = time.monotonic,
+) -> SelfTestReport:
+    """Ask every case of `templates`; stop at the first failure unless `every_case`. Never raises for what a kernel
+    does. `on_progress` gets one line once the test has taken longer than a second."""
+    cases = list(selftest_cases(templates, extent))
+    results: list[CaseResult] = []
+    started, said = clock(), on_progress is None
+    for index, case in enumerate(cases):
+        if not said and clock() - started > _SLOW_S:
+            said = True
+            assert on_progress is not None
+            on_progress(f"testing the GPU kernels, case {index + 1} of {len(cases)}; the result is kept")
+        results.append(_result(case, launch))
+        if not results[-1].ok and not every_case:
+            break
+    return SelfTestReport(tuple(results))
+
+
+def selftest_cases(templates: Sequence[KernelTemplate], extent: Extent = FULL) -> Iterator[SelfTestCase]:
+    """The cases in order: cheap and telling ones first."""
+    for template in templates:
+        yield SelfTestCase("kv_write", f"read back {template.name}", 0.0, _bind(_read_back, template))
+    for template in templates:
+        name = f"order of {extent.order_kernels} kernels {template.name}"
+        run = _bind(_order, template, extent.order_kernels)
+        yield SelfTestCase("kv_write", name, TOLERANCES[template.dtype], run)
+    for template in templates:
+        yield SelfTestCase("block_copy", template.name, 0.0, _bind(_copy, template))
+        yield SelfTestCase("kv_gather", template.name, 0.0, _bind(_gather, template))
+        for positions in extent.positions:
+            for lengths in _lengths(template, extent.longest):
+                name = f"{template.name} Q{positions} contexts {','.join(map(str, lengths))}"
+                run = _bind(_decode, template, positions, lengths)
+                yield SelfTestCase("paged_decode", name, TOLERANCES[template.dtype], run)
+
+
+def _bind(run: Callable[..., float], template: KernelTemplate, *rest: object) -> Callable[[Launcher], float]:
+    seed = zlib.crc32(f"{run.__name__} {template.name} {rest}".encode())
+    return lambda launch: run(launch, template, np.random.default_rng(seed), *rest)
+
+
+def _result(case: SelfTestCase, launch: Launcher) -> CaseResult:
+    try:
+        error, message = case.run(launch), None
+    except Exception as raised:  # compilers' and drivers' own kinds; the first line names the trouble
+        lines = str(raised).strip().splitlines() or [""]
+        error, message = float("inf"), f"{type(raised).__name__}: {lines[0]}".rstrip(": ")
+    return CaseResult(case.kernel, case.name, error, case.tolerance, message)
+
+
+def _lengths(template: KernelTemplate, longest: int) -> list[tuple[int, ...]]:
+    """Contexts of the rows: ragged and empty ones that one partition holds, and one that takes several. Both reach
+    beyond the window where it is short enough."""
+    window = template.window or 0
+    short = (17, 0, 1, max(90, min(window, PARTITION) + 7) if window < PARTITION else 90)
+    long = min(max(PARTITION, window) + 37, longest)
+    takes_several = long > PARTITION and (not window or window > PARTITION)
+    return [short, (long, 33)] if takes_several else [short]
+
+
+def _read_back(launch: Launcher, template: KernelTemplate, rng: np.random.Generator) -> float:
+    """Two writes of a pattern into fresh pools, each read on the host after a synchronise."""
+    pools = _pools(template, rng, 8)
+    expected = [float64(pool) for pool in pools]
+    token, errors = new_token(), []
+    for start in (BLOCK_SIZE, 3 * BLOCK_SIZE + 5):
+        slots = np.arange(start, start + 21, 2)
+        new = [_normal(rng, (len(slots), *pool.shape[2:]), template) for pool in pools]
+        token = kv_write(launch, pools[0], pools[1], new[0], new[1], padded(slots), token)
+        mx.eval(token)
+        mx.synchronize()
+        expected = [kv_write_reference(old, float64(n), slots) for old, n in zip(expected, new, strict=True)]
+        errors += [relative_error(pool, want) for pool, want in zip(pools, expected, strict=True)]
+    return max(errors)
+
+
+def _order(launch: Launcher, template: KernelTemplate, rng: np.random.Generator, num_kernels: int) -> float:
+    """write -> copy -> gather and decode over three layers, always at the same slots, in one lazy graph: each read must
+    see its own step's write, and nothing but the tokens says so."""
+    layers = [_pools(template, rng, 12) for _ in range(3)]
+    rows = 4
+    written, copied = np.arange(1, 1 + rows), np.arange(1 + rows, 1 + 2 * rows)
+    copies = padded(np.stack([written, copied, np.ones_like(written)], axis=1))
+    slots, read = padded(written * BLOCK_SIZE), padded(copied * BLOCK_SIZE)
+    tables, lengths = padded(np.repeat(copied[:, None], 2, axis=1)), padded(np.ones(rows))
+    token, seen, expected = new_token(), [], []
+    for step in range(num_kernels // 4):
+        keys, values = layers[step % 3]
+        new = [_normal(rng, (rows, *pool.shape[2:]), template) for pool in (keys, values)]
+        token = kv_write(launch, keys, values, new[0], new[1], slots, token)
+        token = block_copy(launch, keys, values, copies, token)
+        gathered_keys, gathered_values, token = kv_gather(launch, keys, values, read, rows, token)
+        queries = mx.zeros((rows, 1, template.num_kv_heads * template.group, template.key_width), keys.dtype)
+        out, token = paged_decode(launch, queries, keys, values, tables, lengths, token, max_context=1, scale=1.0)
+        seen += [gathered_keys, gathered_values, out[:, 0, :: template.group]]
+        expected += [new[0], new[1], new[1]]
+    mx.eval(seen, token)
+    return max(relative_error(got, float64(want)) for got, want in zip(seen, expected, strict=True))
+
+
+def _copy(launch: Launcher, template: KernelTemplate, rng: np.random.Generator) -> float:
+    pools = _pools(template, rng, 9)
+    before = [float64(pool) for pool in pools]
+    copies = np.array([(3, 7, BLOCK_SIZE), (3, 8, BLOCK_SIZE // 2 - 1), (4, 1, 1), (5, 0, 4)])
+    mx.eval(block_copy(launch, pools[0], pools[1], padded(copies), new_token()))
+    wanted = [block_copy_reference(old, copies) for old in before]
+    return max(relative_error(pool, want) for pool, want in zip(pools, wanted, strict=True))
+
+
+def _gather(launch: Launcher, template: KernelTemplate, rng: np.random.Generator) -> float:
+    pools = _pools(template, rng, 9)
+    slots = run_slots(rng.permutation(8) + 1, 5, 90, BLOCK_SIZE)
+    keys, values, _ = kv_gather(launch, pools[0], pools[1], padded(slots), len(slots), new_token())
+    wanted = [kv_gather_reference(float64(pool), slots) for pool in pools]
+    return max(relative_error(got, want) for got, want in zip((keys, values), wanted, strict=True))
+
+
+def _decode(
+    launch: Launcher, template: KernelTemplate, rng: np.random.Generator, positions: int, lengths: tuple[int, ...]
+) -> float:
+    counts = [-(-length // BLOCK_SIZE) for length in lengths]
+    shuffled = rng.permutation(sum(counts)) + 1
+    tables = np.zeros((len(lengths), max(counts) + 1), np.int32)
+    for row, (count, end) in enumerate(zip(counts, np.cumsum(counts), strict=True)):
+        tables[row, :count] = shuffled[end - count : end]
+    pools = _pools(template, rng, sum(counts) + 1)
+    num_heads = template.num_kv_heads * template.group
+    queries = _normal(rng, (len(lengths), positions, num_heads, template.key_width), template)
+    sinks = _normal(rng, (num_heads,), template) if template.sinks else None
+    scale, context_lens = 2 * template.key_width**-0.5, np.array(lengths)
+    out, token = paged_decode(
+        launch,
+        queries,
+        pools[0],
+        pools[1],
+        padded(tables),
+        padded(context_lens),
+        new_token(),
+        max_context=max(lengths),
+        scale=scale,
+        window=template.window,
+        sinks=sinks,
+    )
+    mx.eval(out, token)
+    expected = paged_decode_reference(
+        float64(queries),
+        float64(pools[0]),
+        float64(pools[1]),
+        tables,
+        context_lens,
+        scale=scale,
+        window=template.window,
+        sinks=None if sinks is None else float64(sinks),
+    )
+    return relative_error(out, expected)
+
+
+def _pools(template: KernelTemplate, rng: np.random.Generator, num_blocks: int) -> list[mx.array]:
+    """A layer's K and V pool of random content, in memory: a lazy array would be made anew over what was written."""
+    pools = [_normal(rng, shape, template) for shape in template.pool_shapes(num_blocks)]
+    mx.eval(pools)
+    return pools
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], template: KernelTemplate) -> mx.array:
+    return mx.array(rng.standard_normal(shape, np.float32)).astype(DTYPES[template.dtype])
+
+
+def float64(array: mx.array) -> np.ndarray:
+    return np.array(array.astype(mx.float32)).astype(np.float64)
+
+
+def relative_error(got: mx.array, expected: np.ndarray) -> float:
+    """max|error| / max|expected|; infinite where something is not finite."""
+    difference = np.abs(float64(got) - expected)
+    if not np.isfinite(difference).all():
+        return float("inf")
+    return float(difference.max() / max(np.abs(expected).max(), 1e-30))
