@@ -102,13 +102,11 @@ def settings(arguments: argparse.Namespace, load: Load, bits: int) -> Figures:
     """What was run, on what."""
     from importlib.metadata import version
 
-    import mlx.core as mx
-
     counts = [len(prompt) for prompt in load.prompts]
     return {
         "model": arguments.model,
         "bits": bits,
-        "device": mx.default_device().type.name,
+        "device": _backend(),
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
         "batch": len(load.prompts),
@@ -120,6 +118,14 @@ def settings(arguments: argparse.Namespace, load: Load, bits: int) -> Figures:
         "seed": arguments.seed,
         "repeats": arguments.repeats,
     }
+
+
+def _backend() -> str:
+    import mlx.core as mx
+
+    if mx.default_device().type != mx.DeviceType.gpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
 
 
 def compare(ours: Ours, theirs: Theirs, load: Load, arguments: argparse.Namespace) -> Figures:
@@ -172,10 +178,11 @@ def table(report: Figures) -> str:
     """The report for a person."""
     ours, theirs, prompts = report["ours"], report["theirs"], report["prompt_tokens"]
     chosen = "greedy" if report["temperature"] == 0 else f"temperature {report['temperature']} top-p {report['top_p']}"
+    lengths = f"{prompts['least']}" if prompts["least"] == prompts["most"] else "{least} to {most}".format(**prompts)
     lines = [
         f"{report['model']}, {report['bits']} bits, {report['device']}, mlx {report['mlx']}, mlx-lm {report['mlx_lm']}",
-        f"{report['batch']} prompts of {prompts['least']} to {prompts['most']} tokens ({prompts['total']} in all), "
-        f"{report['new_tokens']} new each, {chosen}; medians of {report['repeats']} runs, ratios of pairs",
+        f"batch {report['batch']}, prompts of {lengths} tokens ({prompts['total']} in all), "
+        f"{report['new_tokens']} new each, {chosen}; medians of repeats: {report['repeats']}",
         "",
         f"{'':<20} {'mlxpaged':>10} {'mlx-lm':>10} {'ratio':>7}",
     ]
