@@ -11,7 +11,8 @@ import typer
 
 from .bench import bench
 from .chat import chat
-from .exits import exit_code_of
+from .exits import complain, exit_code_of
+from .logs import logged_to
 from .run import run
 from .serve import serve
 from .version import version
@@ -51,4 +52,5 @@ app.command("version")(version)
 def run_command_line(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; everything it has to say has been said by then."""
     debug = "--debug" in arguments[:1] or bool(os.environ.get("MLXPAGED_DEBUG"))
-    return exit_code_of(lambda: app(list(arguments), prog_name="mlxpaged", standalone_mode=False), debug=debug)
+    with logged_to(complain, debug):
+        return exit_code_of(lambda: app(list(arguments), prog_name="mlxpaged", standalone_mode=False), debug=debug)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
-from typing import TYPE_CHECKING
 
 from ..config import DEFAULT_MODEL
 from . import options
 from .options import SamplingFlags
 from .progress import LoadProgress
-
-if TYPE_CHECKING:
-    from .compose import Opened
 
 
 def chat(
@@ -33,31 +28,23 @@ def chat(
 ) -> int:
     """Talk with a model; without one, a Mac offers what it finds and Linux takes smollm2."""
     from .compose import opened_locally, opened_remotely
+    from .conversation import Conversation
+    from .keyboard import PipeKeyboard, TerminalKeyboard
+    from .page import Page
+    from .repl import ChatLoop
 
     flags = SamplingFlags(max_tokens, temperature, top_p, top_k, min_p, seed)
     flags.check()
     config = options.engine_config(dtype, ctx, memory_budget, attention=attention)
     progress = LoadProgress()
     opening = opened_remotely(url, model) if url else opened_locally(model or _choice(), config, progress)
+    watched = sys.stdin.isatty()
     with opening as opened:
-        from .conversation import Conversation
-        from .keyboard import PipeKeyboard, TerminalKeyboard
-        from .page import Page
-        from .repl import ChatLoop
-
-        watched = sys.stdin.isatty()
-        keyboard = TerminalKeyboard(lambda: _status(opened, progress)) if watched else PipeKeyboard(sys.stdin)
-        conversation = Conversation(system, flags.given())
-        loop = ChatLoop(opened, conversation, keyboard, Page(quiet=not watched), progress)
-        # asyncio would turn the first Ctrl-C into a cancelled task, which a blocking read of a pipe never notices.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        page = Page(quiet=not watched)
+        keyboard = TerminalKeyboard(progress.in_words) if watched else PipeKeyboard(sys.stdin)
+        loop = ChatLoop(opened, Conversation(system, flags.given()), keyboard, page, progress)
         asyncio.run(loop.run())
         return int(loop.failed and not watched)
-
-
-def _status(opened: Opened, progress: LoadProgress) -> str:
-    """The word below the prompt: how far the model is, nothing once it is there."""
-    return progress.in_words() if opened.loading and not opened.loading.done() else ""
 
 
 def _choice() -> str:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig
@@ -26,28 +26,49 @@ _CLOSE_S = 1.0
 """How long leaving waits for the engine: a step ends well within it, a download may not."""
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A backend whose model may still be loading. `loading` is None where a server holds the model."""
+class OpenedLocally:
+    """A backend over an engine of this process. The load begins when it is asked for: importing mlx and a prompt that
+    appears at once are rivals for the interpreter."""
 
-    backend: Backend
-    loading: Future[ModelInfo] | None = None
-    model: str | None = None
+    def __init__(self, service: EngineService, model: str, on_progress: LoadProgress) -> None:
+        from ..chat.backend import LocalBackend
+
+        self.backend: Backend = LocalBackend(service, name=model)
+        self._service = service
+        self._model = model
+        self._on_progress = on_progress
+
+    @cached_property
+    def loading(self) -> Future[ModelInfo]:
+        """The load, begun by the first look at it."""
+        return self._service.load(self._model, self._on_progress)
 
     async def ready(self) -> ModelCard:
-        """Waits until the model can answer. Raises what the load raised, ModelNotFound or Unreachable."""
-        if self.loading:
-            await asyncio.wrap_future(self.loading)
+        """Waits until the model can answer. Raises what the load raised."""
+        await asyncio.wrap_future(self.loading)
+        return (await self.backend.models())[0]
+
+
+class OpenedRemotely:
+    """A backend over the server at `url`; no model: whichever it holds."""
+
+    def __init__(self, url: str, model: str | None) -> None:
+        from ..chat.remote import RemoteBackend
+
+        self.backend: Backend = RemoteBackend(url, model)
+        self._model = model
+
+    async def ready(self) -> ModelCard:
+        """The model it holds. Raises ModelNotFound or Unreachable."""
         cards = await self.backend.models()
         for card in cards:
-            if self.loading or self.model in {None, card.name}:
+            if self._model in {None, card.name}:
                 return card
         held = ", ".join(card.name for card in cards) or "no model"
-        raise ModelNotFound(f"the server does not hold {self.model or 'a model'}; it holds {held}")
+        raise ModelNotFound(f"the server does not hold {self._model or 'a model'}; it holds {held}")
 
-    def has_template(self) -> bool:
-        """Whether conversations can be rendered; a server is taken at its word. Only after `ready`."""
-        return self.loading is None or self.loading.result().tokenizer.chat_template is not None
+
+Opened = OpenedLocally | OpenedRemotely
 
 
 @contextmanager
@@ -71,18 +92,13 @@ def started_engine(config: EngineConfig) -> Iterator[EngineService]:
 
 
 @contextmanager
-def opened_locally(model: str, config: EngineConfig, on_progress: LoadProgress) -> Iterator[Opened]:
-    """A backend over an engine in this process, which starts to load `model` at once."""
-    from ..chat.backend import LocalBackend
-
+def opened_locally(model: str, config: EngineConfig, on_progress: LoadProgress) -> Iterator[OpenedLocally]:
+    """A backend over an engine in this process."""
     with started_engine(config) as service:
-        yield Opened(LocalBackend(service, name=model), service.load(model, on_progress), model)
+        yield OpenedLocally(service, model, on_progress)
 
 
 @contextmanager
-def opened_remotely(url: str, model: str | None) -> Iterator[Opened]:
-    """A backend over the server at `url`; no model: whichever it holds."""
-    from ..chat.remote import RemoteBackend
-
-    # Its connections belong to the caller's event loop and end with the process.
-    yield Opened(RemoteBackend(url, model), None, model)
+def opened_remotely(url: str, model: str | None) -> Iterator[OpenedRemotely]:
+    """A backend over a server; its connections belong to the caller's event loop and end with the process."""
+    yield OpenedRemotely(url, model)

@@ -38,6 +38,10 @@ class Keyboard(Protocol):
         """The next message; None at the end. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
         ...
 
+    async def shown(self) -> None:
+        """Waits until the first prompt can be typed at."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """Makes a `read` that is waiting raise `error`."""
         ...
@@ -64,12 +68,17 @@ class PipeKeyboard:
 
     async def read(self) -> str | None:
         text = ""
-        while line := await asyncio.to_thread(self._stream.readline):
+        await asyncio.sleep(0)  # whatever is ready to run does: the load begins
+        # Read on this thread, not on another: Ctrl-C can end this, and nothing else waits for the loop meanwhile.
+        while line := self._stream.readline():
             text += line.rstrip("\r\n")
             if not is_open(text):
                 return unwrapped(text)
             text = text.removesuffix("\\") + "\n"
         return unwrapped(text) if text.strip() else None
+
+    async def shown(self) -> None:
+        """Nobody looks at a pipe's prompt."""
 
     def fail(self, error: BaseException) -> None:
         """A pipe never waits for a person: the error is met when the next message is sent."""
@@ -80,6 +89,7 @@ class TerminalKeyboard:
 
     def __init__(self, status: Callable[[], str]) -> None:
         self._status = status
+        self._shown = asyncio.Event()
         self._session: PromptSession[str] = PromptSession(
             message=[("bold", ">>> ")],
             prompt_continuation="... ",
@@ -96,12 +106,16 @@ class TerminalKeyboard:
             tempfile_suffix=".md",
             output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
         )
+        self._session.app.after_render += lambda _: self._shown.set()
 
     async def read(self) -> str | None:
         try:
             return unwrapped(await self._session.prompt_async())
         except EOFError:
             return None
+
+    async def shown(self) -> None:
+        await self._shown.wait()
 
     def fail(self, error: BaseException) -> None:
         if self._session.app.is_running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from .terminal import is_plain, neutralise
@@ -59,6 +60,7 @@ class Page:
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet
         self._plain = quiet or is_plain(sys.stdout, dict(os.environ))
+        self._kept: deque[str] = deque()
         self._dim = not is_plain(sys.stderr, dict(os.environ))
 
     def reply(self) -> ReplyView:
@@ -72,6 +74,15 @@ class Page:
         """Lines for the person, beside the conversation."""
         if not self.quiet:
             self._print(text)
+
+    def later(self, text: str) -> None:
+        """A line for the next quiet moment: a prompt or a reply may be on the screen. From any thread."""
+        self._kept.append(text)
+
+    def say_kept(self) -> None:
+        """Says what `later` kept: the moment is quiet."""
+        while self._kept:
+            self.warn(self._kept.popleft())
 
     def warn(self, text: str) -> None:
         """A line that matters even when nobody watches."""

@@ -25,13 +25,17 @@ class LoadProgress:
 
     def __init__(self) -> None:
         self.latest: Progress | None = None
+        self.done = False
+        """Set by whoever waits for the load, once there is nothing more to say."""
 
     def __call__(self, progress: Progress) -> None:
         self.latest = progress
 
     def in_words(self) -> str:
-        """One short phrase: what is being done and how far it is."""
+        """One short phrase: what is being done and how far it is; empty once that is done."""
         latest = self.latest
+        if self.done:
+            return ""
         if latest is None:
             return "loading"
         if not latest.total_bytes:

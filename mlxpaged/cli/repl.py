@@ -14,6 +14,7 @@ from ..errors import MlxpagedError
 from ..sched.requests import FinishReason
 from .conversation import Conversation
 from .keyboard import Keyboard
+from .logs import logged_to
 from .page import Page, ReplyView, figures
 from .progress import REDRAW_S, LoadProgress
 from .slash import Commands, Leave, is_command, unescaped
@@ -68,15 +69,25 @@ class ChatLoop:
 
     async def run(self) -> None:
         """Raises what loading the model raised; everything later is told and survived."""
-        self._interrupts = None if self._page.quiet else _Interrupts()
-        self._loading = asyncio.create_task(self._opened.ready())
+        if self._page.quiet:
+            # asyncio would make the first Ctrl-C a cancelled task, which a blocking read of a pipe never notices.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        else:
+            self._interrupts = _Interrupts()
+        with logged_to(self._page.later):
+            await self._converse()
+
+    async def _converse(self) -> None:
+        self._loading = asyncio.create_task(self._load())
         self._loading.add_done_callback(self._loaded)
         try:
             while (text := await self._read()) is not None:
+                self._page.say_kept()
                 if is_command(text):
                     await self._obey(text)
                 elif text:
                     await self._answer(unescaped(text))
+                self._page.say_kept()
                 self._page.gap()
         except Leave:
             return
@@ -106,15 +117,20 @@ class ChatLoop:
                     raise
                 self._page.say("Ctrl-D or /bye leaves; Ctrl-C stops a reply.")
 
+    async def _load(self) -> ModelCard:
+        await self._keyboard.shown()
+        return await self._opened.ready()
+
     def _loaded(self, loading: asyncio.Task[ModelCard]) -> None:
-        """Tells what there is to know of the model; a failure ends the prompt that may be waiting."""
+        """Keeps what there is to know of the model; a failure ends the prompt that may be waiting."""
+        self._progress.done = True
         if loading.cancelled():
             return
         if error := loading.exception():
             self._keyboard.fail(error)
         else:
             for note in loading.result().notes:
-                self._page.say(note)
+                self._page.later(note)
 
     async def _card(self) -> ModelCard:
         assert self._loading

@@ -18,9 +18,8 @@ from .options import SamplingFlags
 from .terminal import neutralise
 
 if TYPE_CHECKING:
-    from ..chat.backend import Reply
-    from ..engine.events import Delta
-    from .compose import Opened
+    from ..chat.backend import Backend, Reply
+    from ..engine.events import Delta, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,10 @@ def run(
     question = Question(_prompt_text(prompt, raw), flags, system, raw, as_json)
     progress = LoadProgress()
     with opened_locally(model, config, progress) as opened:
-        if opened.loading:
-            for note in wait_with_bar(opened.loading, progress).notes:
-                complain(note)
-        return asyncio.run(_answer(opened, question))
+        info = wait_with_bar(opened.loading, progress)
+        for note in info.notes:
+            complain(note)
+        return asyncio.run(_answer(opened.backend, info, question))
 
 
 def _prompt_text(argument: str | None, raw: bool) -> str:
@@ -85,17 +84,16 @@ def _prompt_text(argument: str | None, raw: bool) -> str:
     return text
 
 
-async def _answer(opened: Opened, question: Question) -> int:
+async def _answer(backend: Backend, info: ModelInfo, question: Question) -> int:
     from ..chat.messages import Messages
     from ..sched.requests import FinishReason, SamplingParams
 
-    card = await opened.ready()
-    sampling = SamplingParams(**options.sampling_values(question.flags.given(), card.defaults))
-    templated = not question.raw and opened.has_template()
+    sampling = SamplingParams(**options.sampling_values(question.flags.given(), info.defaults))
+    templated = not question.raw and info.tokenizer.chat_template is not None
     if question.system and not templated:
-        raise ConfigError(f"--system needs a chat template, and {card.name} has none; put it into the prompt")
+        raise ConfigError(f"--system needs a chat template, and {info.name} has none; put it into the prompt")
     prompt = Messages(_turns(question)) if templated else question.prompt
-    reply = await opened.backend.start(prompt, sampling)
+    reply = await backend.start(prompt, sampling)
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, reply.cancel)
     text, token_ids, last = await _printed(reply, stream=not question.as_json)
     if question.as_json:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import Program
+import signal
+import subprocess
+
+from tests.cli.conftest import PATIENCE_S, ROOT, SCRIPTED, Program
 
 
 def test_every_line_is_answered_in_one_conversation(program: Program) -> None:
@@ -43,6 +46,18 @@ def test_a_double_slash_and_a_path_are_text(program: Program) -> None:
 
 def test_the_model_may_be_named_by_the_environment(program: Program) -> None:
     assert program("chat", stdin="hi\n", MLXPAGED_MODEL="scripted").out == "You said: hi\n"
+
+
+def test_an_interrupt_while_it_waits_for_a_line_exits_130(environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [*SCRIPTED, "chat", "scripted"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT
+    ) as chat:
+        assert chat.stdin and chat.stdout
+        chat.stdin.write(b"one\n")
+        chat.stdin.flush()
+        assert chat.stdout.readline() == b"You said: one\n"
+        chat.send_signal(signal.SIGINT)
+        assert chat.wait(PATIENCE_S) == 130
 
 
 def test_a_model_that_cannot_be_loaded_ends_it(program: Program) -> None:
