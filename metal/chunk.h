@@ -40,10 +40,6 @@ inline float dot_chunk(const thread float* a, const thread float* b) {
   return sum;
 }
 
-inline void scale_chunk(thread float* a, float factor) {
-  UNROLL for (int i = 0; i < CHUNK; i++) a[i] *= factor;
-}
-
 // a += factor * b
 inline void add_chunk(thread float* a, float factor, const thread float* b) {
   UNROLL for (int i = 0; i < CHUNK; i++) a[i] += factor * b[i];

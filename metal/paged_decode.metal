@@ -19,7 +19,8 @@
 //
 // WINDOW > 0: a query sees the last WINDOW positions up to its own; partitions then count from the first position that
 // any query of the row sees. PARTITION: tokens in a partition, 0 for all. Loop bounds are the same for every lane of a
-// simdgroup, as the shuffles need; lanes past the end read the last token again and hide its score.
+// simdgroup, as the shuffles need; lanes past the end read the last token again and hide its score. Vectors of a pool are
+// counted in 32 bits.
 
 constexpr int TOKENS = 4;
 constexpr int KEY_CHUNKS = DK / CHUNK;
@@ -38,14 +39,14 @@ const int chunk = thread_id % LANES;
 const int key_chunk = min(chunk, KEY_CHUNKS - 1);  // surplus lanes read along and weigh nothing
 const int value_chunk = min(chunk, VALUE_CHUNKS - 1);
 
-const int num_kv_heads = int(key_pool_shape[2]);
-const int kv_head = int(threadgroup_position_in_grid.x) / PASSES;
-const int first_vector = int(threadgroup_position_in_grid.x) % PASSES * HEADS;
-const int row = int(threadgroup_position_in_grid.y);
+const uint num_kv_heads = uint(key_pool_shape[2]);
+const uint kv_head = threadgroup_position_in_grid.x / PASSES;
+const int first_vector = int(threadgroup_position_in_grid.x % PASSES) * HEADS;
+const uint row = threadgroup_position_in_grid.y;
 const int partition = int(threadgroup_position_in_grid.z);
-const int partitions = int(threadgroups_per_grid.z);
+const uint partitions = threadgroups_per_grid.z;
 
-if (kv_head == 0 && first_vector == 0 && row == 0 && partition == 0 && thread_id < 8) {
+if (threadgroup_position_in_grid.x == 0 && row == 0 && partition == 0 && thread_id < 8) {
   token_out[thread_id] = token[thread_id] + 1u;
 }
 
@@ -53,25 +54,22 @@ const int context_len = context_lens[row];
 const int first = WINDOW > 0 ? max(context_len - Q + 1 - WINDOW, 0) : 0;
 const int begin = first + partition * PARTITION;
 const int end = PARTITION > 0 ? min(begin + PARTITION, context_len) : context_len;
-const size_t table = size_t(row) * size_t(tables_shape[1]);
+const uint table = row * uint(tables_shape[1]);
 
 // read queries
 float query[HEADS][CHUNK];
-float sum[HEADS][CHUNK];  // of weighted values
-float maximum[HEADS];     // of scores so far
-float total[HEADS];       // of weights so far
 int position[HEADS];
+Softmax seen[HEADS];
 UNROLL for (int h = 0; h < HEADS; h++) {
-  const int vector = first_vector + h;
-  const int head = kv_head * G + vector % G;
-  const size_t at = ((size_t(row) * Q + vector / G) * (num_kv_heads * G) + head) * DK + chunk * CHUNK;
+  const uint vector = first_vector + h;  // of this kv head: position by position, G heads each
+  const uint at = ((row * Q + vector / G) * num_kv_heads + kv_head) * G + vector % G;
   const bool real = vector < Q * G && chunk < KEY_CHUNKS;
-  position[h] = Q > 1 ? context_len - Q + vector / G : context_len - 1;
-  maximum[h] = NOTHING;
-  total[h] = 0.0f;
+  position[h] = Q > 1 ? context_len - Q + int(vector / G) : context_len - 1;
+  seen[h].maximum = NOTHING;
+  seen[h].total = 0.0f;
   UNROLL for (int i = 0; i < CHUNK; i++) {
-    query[h][i] = real ? float(queries[at + i]) * factors[0] : 0.0f;
-    sum[h][i] = 0.0f;
+    query[h][i] = real ? float(queries[at * DK + chunk * CHUNK + i]) * factors[0] : 0.0f;
+    seen[h].sum[i] = 0.0f;
   }
 }
 
@@ -80,9 +78,9 @@ for (int base = begin + simdgroup * STEP; base < end; base += SIMDGROUPS * STEP)
   uint4 key[TOKENS][WORDS];
   uint4 value[TOKENS][WORDS];
   UNROLL for (int j = 0; j < TOKENS; j++) {
-    const int at = min(base + j * SIDE_BY_SIDE + group, end - 1);
-    const int slot = tables[table + at / BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE;
-    const size_t vector = size_t(slot) * num_kv_heads + kv_head;
+    const uint at = uint(min(base + j * SIDE_BY_SIDE + group, end - 1));
+    const uint slot = uint(tables[table + at / BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE;
+    const uint vector = slot * num_kv_heads + kv_head;
     UNROLL for (int w = 0; w < WORDS; w++) {
       key[j][w] = ((const device uint4*)key_pool)[(vector * KEY_CHUNKS + key_chunk) * WORDS + w];
       value[j][w] = ((const device uint4*)value_pool)[(vector * VALUE_CHUNKS + value_chunk) * WORDS + w];
@@ -99,48 +97,29 @@ for (int base = begin + simdgroup * STEP; base < end; base += SIMDGROUPS * STEP)
       float score = dot_chunk(query[h], k);
       UNROLL for (int offset = LANES / 2; offset > 0; offset /= 2) score += simd_shuffle_xor(score, offset);
       if (SOFTCAP) score = tanh(score) * factors[1];
-      const bool seen = at < end && (Q == 1 || (at <= position[h] && (WINDOW == 0 || at > position[h] - WINDOW)));
-      weight[j][h] = seen ? score : HIDDEN;
+      const bool counts = at < end && (Q == 1 || (at <= position[h] && (WINDOW == 0 || at > position[h] - WINDOW)));
+      weight[j][h] = counts ? score : HIDDEN;
     }
   }
 
   // weigh: one rescale to the new maximum for TOKENS tokens
   UNROLL for (int h = 0; h < HEADS; h++) {
-    float highest = maximum[h];
+    float highest = seen[h].maximum;
     UNROLL for (int j = 0; j < TOKENS; j++) highest = max(highest, weight[j][h]);
-    const float keep = fast::exp2(maximum[h] - highest);
-    maximum[h] = highest;
-    total[h] *= keep;
-    scale_chunk(sum[h], keep);
+    raise(seen[h], highest);
     UNROLL for (int j = 0; j < TOKENS; j++) {
       weight[j][h] = fast::exp2(weight[j][h] - highest);
-      total[h] += weight[j][h];
+      seen[h].total += weight[j][h];
     }
   }
   UNROLL for (int j = 0; j < TOKENS; j++) {
     float v[CHUNK];
     unpack<T>(value[j], v);
-    UNROLL for (int h = 0; h < HEADS; h++) add_chunk(sum[h], weight[j][h], v);
+    UNROLL for (int h = 0; h < HEADS; h++) add_chunk(seen[h].sum, weight[j][h], v);
   }
 }
 
-// merge the lane groups of a simdgroup
-UNROLL for (int h = 0; h < HEADS; h++) {
-  float highest = maximum[h];
-  UNROLL for (int offset = LANES; offset < SIMD_WIDTH; offset *= 2) {
-    highest = max(highest, simd_shuffle_xor(highest, offset));
-  }
-  const float keep = fast::exp2(maximum[h] - highest);
-  maximum[h] = highest;
-  total[h] *= keep;
-  scale_chunk(sum[h], keep);
-  UNROLL for (int offset = LANES; offset < SIMD_WIDTH; offset *= 2) {
-    total[h] += simd_shuffle_xor(total[h], offset);
-    UNROLL for (int i = 0; i < CHUNK; i++) sum[h][i] += simd_shuffle_xor(sum[h][i], offset);
-  }
-}
-
-// merge the simdgroups, ROUND heads at a time, and write
+// merge, ROUND heads at a time: the lane groups of each simdgroup, then the simdgroups; and write
 constexpr int FIT = 4096 / (SIMDGROUPS * DV);  // heads whose sums fit 16 KB
 constexpr int ROUND = FIT < 1 ? 1 : FIT < HEADS ? FIT : HEADS;
 threadgroup float shared_maximum[SIMDGROUPS * HEADS];
@@ -148,36 +127,36 @@ threadgroup float shared_total[SIMDGROUPS * HEADS];
 threadgroup float shared_sum[SIMDGROUPS * ROUND * DV];
 UNROLL for (int start = 0; start < HEADS; start += ROUND) {
   UNROLL for (int h = start; h < start + ROUND && h < HEADS; h++) {
+    merge_lane_groups<LANES>(seen[h]);
+    if (group == 0 && chunk == 0) {
+      shared_maximum[simdgroup * HEADS + h] = seen[h].maximum;
+      shared_total[simdgroup * HEADS + h] = seen[h].total;
+    }
     if (group == 0 && chunk < VALUE_CHUNKS) {
       UNROLL for (int i = 0; i < CHUNK; i++) {
-        shared_sum[(simdgroup * ROUND + h - start) * DV + chunk * CHUNK + i] = sum[h][i];
+        shared_sum[(simdgroup * ROUND + h - start) * DV + chunk * CHUNK + i] = seen[h].sum[i];
       }
-    }
-    if (group == 0 && chunk == 0) {
-      shared_maximum[simdgroup * HEADS + h] = maximum[h];
-      shared_total[simdgroup * HEADS + h] = total[h];
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
   for (int e = thread_id; e < ROUND * DV; e += SIMDGROUPS * SIMD_WIDTH) {
     const int h = start + e / DV;
-    const int vector = first_vector + h;
+    const uint vector = first_vector + h;
     if (h < HEADS && vector < Q * G) {
-      const int head = kv_head * G + vector % G;
       const bool has_sink = SINKS && partition == 0;
-      const float sink = has_sink ? float(sinks[head]) * LOG2_E : NOTHING;
+      const float sink = has_sink ? float(sinks[kv_head * G + vector % G]) * LOG2_E : NOTHING;
       float highest = sink;
       for (int s = 0; s < SIMDGROUPS; s++) highest = max(highest, shared_maximum[s * HEADS + h]);
-      float weights = has_sink ? fast::exp2(sink - highest) : 0.0f;
-      float weighed = 0.0f;
+      float total = has_sink ? fast::exp2(sink - highest) : 0.0f;
+      float sum = 0.0f;
       for (int s = 0; s < SIMDGROUPS; s++) {
         const float keep = fast::exp2(shared_maximum[s * HEADS + h] - highest);
-        weights += keep * shared_total[s * HEADS + h];
-        weighed += keep * shared_sum[(s * ROUND + h - start) * DV + e % DV];
+        total += keep * shared_total[s * HEADS + h];
+        sum += keep * shared_sum[(s * ROUND + h - start) * DV + e % DV];
       }
-      const size_t at = ((size_t(row) * Q + vector / G) * (num_kv_heads * G) + head) * partitions + partition;
-      out[at * DV + e % DV] = O(weights > 0.0f ? weighed / weights : 0.0f);
-      if (e % DV == 0) lse[at] = weights > 0.0f ? highest + log2(weights) : NOTHING;
+      const uint at = (((row * Q + vector / G) * num_kv_heads + kv_head) * G + vector % G) * partitions + partition;
+      out[size_t(at) * DV + e % DV] = O(total > 0.0f ? sum / total : 0.0f);
+      if (e % DV == 0) lse[at] = total > 0.0f ? highest + log2(total) : NOTHING;
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -25,7 +25,7 @@ SPEC = kernel_spec(
     "paged_decode",
     inputs=("queries", "key_pool", "value_pool", "tables", "context_lens", "sinks", "factors", "token"),
     outputs=("out", "lse", "token_out"),
-    headers=("simd.h", "chunk.h"),
+    headers=("simd.h", "chunk.h", "softmax.h"),
 )
 REDUCE_SPEC = kernel_spec("paged_decode_reduce", inputs=("parts", "lse"), outputs=("out",), headers=("simd.h",))
 
