@@ -108,5 +108,5 @@ def figures(usage: Usage, timing: Timing | None, context_len: int | None) -> str
             parts.append(f"{rate:.1f} tok/s")
     parts.append(f"{usage.completion_tokens:,} token{'s' * (usage.completion_tokens != 1)}")
     parts.append(f"cached {usage.cached_tokens:,}/{usage.prompt_tokens:,}")
-    parts.append(f"context {used:,}" + (f"/{context_len:,}" if context_len else ""))
+    parts.append(f"ctx {used:,}" + (f"/{context_len:,}" if context_len else ""))
     return " · ".join(parts)

@@ -20,7 +20,7 @@ def test_a_message_is_answered_with_its_figures(terminal: Open) -> None:
     chat.until(READY)
     chat.type("hello" + ENTER)
     shown = chat.until("ttft")
-    assert "You said: hello\nttft 0.25 s · 14.0 tok/s · 15 tokens · cached 0/24 · context 39/512" in shown
+    assert "You said: hello\nttft 0.25 s · 14.0 tok/s · 15 tokens · cached 0/24 · ctx 39/512" in shown
 
 
 def test_markdown_is_formatted_once_and_code_stays_as_it_is(terminal: Open) -> None:

@@ -118,5 +118,5 @@ def test_quotes_around_and_control_characters_in_a_message_are_dropped() -> None
 
 def test_the_line_of_figures() -> None:
     line = figures(Usage(1200, 40, 1100), Timing(0.0, 0.21, 1.21), 8192)
-    assert line == "ttft 0.21 s · 39.0 tok/s · 40 tokens · cached 1,100/1,200 · context 1,240/8,192"
-    assert figures(Usage(5, 1, 0), None, None) == "1 token · cached 0/5 · context 6"
+    assert line == "ttft 0.21 s · 39.0 tok/s · 40 tokens · cached 1,100/1,200 · ctx 1,240/8,192"
+    assert figures(Usage(5, 1, 0), None, None) == "1 token · cached 0/5 · ctx 6"
