@@ -1,15 +1,15 @@
 """Every error a caller may want to tell apart. Owns the tree and each branch's exit code; knows nothing else.
 
-    MlxpagedError
-      ConfigError            bad flag, file or environment        exit 2
-      ModelNotFound          missing, gated or unreadable model   exit 3, HTTP 404
-      UnsupportedModel       mlx-lm cannot load it                exit 3, HTTP 400
-      Unreachable            a server or the network              exit 4
-      RequestError           the request itself is wrong          HTTP 400
-        PromptTooLong, BadParameter
-      Overloaded             queue full or draining               HTTP 429 / 503
-      EngineError            a step failed                        HTTP 500, finish_reason "error"
-      LayoutError, InvariantError   our bug; never caught below the service
+MlxpagedError
+  ConfigError            bad flag, file or environment        exit 2
+  ModelNotFound          missing, gated or unreadable model   exit 3, HTTP 404
+  UnsupportedModel       mlx-lm cannot load it                exit 3, HTTP 400
+  Unreachable            a server or the network              exit 4
+  RequestError           the request itself is wrong          HTTP 400
+    PromptTooLong, BadParameter
+  Overloaded             queue full or draining               HTTP 429 / 503
+  EngineError            a step failed                        HTTP 500, finish_reason "error"
+  LayoutError, InvariantError   our bug; never caught below the service
 """
 
 from __future__ import annotations
