@@ -38,13 +38,23 @@ class EngineCore:
         """One turn: launch the next step, hand out the last one's events while the device works, commit what is due."""
         plan = self.scheduler.schedule()
         if plan is not None:
-            self._flights.append((plan, self.runner.launch(plan, self.scheduler.table)))
+            pending = self.runner.launch(plan, self.scheduler.table, self._commit_all)
+            self._flights.append((plan, pending))
+            for row, error in pending.failed.items():
+                self.scheduler.fail(row, error)
         deliver(self.scheduler.take_events())
         while len(self._flights) > (self.ahead if plan is not None else 0):
-            done, pending = self._flights.popleft()
-            self.scheduler.commit(done, pending.wait())
+            self._commit_oldest()
         if self.scheduler.idle:
             deliver(self.scheduler.take_events())
+
+    def _commit_oldest(self) -> None:
+        plan, pending = self._flights.popleft()
+        self.scheduler.commit(plan, pending.wait())
+
+    def _commit_all(self) -> None:
+        while self._flights:
+            self._commit_oldest()
 
     def fail(self, error: str, deliver: Deliver) -> None:
         """A step raised: end the requests of the unfinished steps, drop what they touched, and be ready to go on."""

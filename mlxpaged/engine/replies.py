@@ -94,8 +94,9 @@ class Replies:
             reply.first_token = time.monotonic()
             reply.started = reply.started or reply.first_token
         ids = (event.token_id,)
-        if event.finish is FinishReason.STOP:  # an end token has no text of its own
-            named = event.token_id in reply.request.sampling.stop_token_ids
+        named = event.token_id in reply.request.sampling.stop_token_ids
+        is_end = named or event.token_id in reply.request.end_token_ids
+        if event.finish is FinishReason.STOP and is_end:  # an end token has no text of its own
             self._finish(reply, ids, reply.text.finish(), event.finish, event.token_id if named else None)
             return False
         piece = reply.text.add(event.token_id, event.logprob)

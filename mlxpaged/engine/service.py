@@ -23,7 +23,7 @@ import numpy as np
 
 from ..config import EngineConfig
 from ..errors import BadParameter, EngineError, MlxpagedError, Overloaded, PromptTooLong
-from ..sched.requests import FinishReason, Request, SamplingParams
+from ..sched.requests import FinishReason, Grammar, Request, SamplingParams
 from .events import EngineStats, ModelInfo, Sink
 from .replies import Replies
 from .stats import snapshot
@@ -73,8 +73,11 @@ class EngineService:
         """Make a model resident. Running replies finish first. `on_progress` is called on the engine thread."""
         return self._call(lambda: self._load(name, on_progress))
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink) -> Handle:
-        """Queue a request. Everything about it is checked here: raises BadParameter, PromptTooLong or Overloaded."""
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink, grammar: Grammar | None = None
+    ) -> Handle:
+        """Queue a request. Everything about it is checked here: raises BadParameter, PromptTooLong or Overloaded.
+        `grammar` belongs to this request alone."""
         info = self._info
         if info is None:
             raise EngineError("no model is loaded yet")
@@ -85,7 +88,7 @@ class EngineService:
             sampling = replace(sampling, seed=secrets.randbits(63))
         if len(self._replies) >= self._config.max_queue + self._config.max_rows:
             raise Overloaded(f"{len(self._replies)} requests are live already; try again, or raise --max-queue")
-        request = Request(next(self._ids), prompt, sampling, info.tokenizer.end_token_ids)
+        request = Request(next(self._ids), prompt, sampling, info.tokenizer.end_token_ids, grammar=grammar)
         self._replies.open(request, info.tokenizer, sink)
         self._post(lambda: self._add(request))
         return Handle(request.request_id, self)

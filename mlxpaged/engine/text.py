@@ -23,7 +23,7 @@ class TextStream:
     more. A stop string may span tokens or lie inside one; the text is cut at the earliest match."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special=sampling.skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(sampling.skip_special_tokens, sampling.continues_text)
         self._stops = tuple(stop for stop in sampling.stop if stop)
         self._min_tokens = sampling.min_tokens
         self._marker = sampling.stop_after

@@ -7,8 +7,8 @@ runs, never frees, never reads text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
@@ -19,6 +19,7 @@ from ..sched.allocator import GroupSpec
 from ..sched.requests import StepPlan, StepResult
 from ..sched.table import RequestTable
 from .attention import AttentionStep
+from .grammars import allowed_ids
 from .inputs import StepInputs, gather_inputs
 from .kvpool import KVPool
 from .sampling import Sampled, Sampler
@@ -32,6 +33,7 @@ class PendingStep:
     sampled: Sampled | None
     arrays: list[mx.array]
     top: np.ndarray
+    failed: dict[int, str] = field(default_factory=dict)  # rows whose grammar raised, and what
 
     def wait(self) -> StepResult:
         """Block until the device is done; raises what the device raised."""
@@ -41,10 +43,14 @@ class PendingStep:
         return self.sampled.result(self.top)
 
 
+CatchUp = Callable[[], None]
+
+
 class Runner(Protocol):
     """Runs plans: the paged runner, or stock mlx-lm one request at a time."""
 
-    def launch(self, plan: StepPlan, table: RequestTable) -> PendingStep: ...
+    def launch(self, plan: StepPlan, table: RequestTable, catch_up: CatchUp) -> PendingStep:
+        """Start `plan`. Where a grammar must know the ids of steps in flight, `catch_up` commits those."""
 
     def recover(self) -> bool: ...
 
@@ -71,14 +77,20 @@ class ModelRunner:
     def kv_bytes(self) -> int:
         return self.pool.nbytes
 
-    def launch(self, plan: StepPlan, table: RequestTable) -> PendingStep:
+    def launch(self, plan: StepPlan, table: RequestTable, catch_up: CatchUp = lambda: None) -> PendingStep:
         """Start `plan`. The table is read before this returns, and not after."""
         inputs = gather_inputs(plan, table, self._groups)
         self.pool.copy(plan.copies)
-        sampled = None
+        sampled: Sampled | None = None
+        failed: dict[int, str] = {}
         logits = self.forward(inputs, rows=max(inputs.num_decode, 1))
         if inputs.num_decode:
-            sampled = self._sampler(logits, plan, table)
+            allowed = None
+            if table.constrained[plan.decode_rows].any():
+                mx.async_eval(logits)  # the masks are made on the host while the forward runs
+                catch_up()
+                allowed, failed = allowed_ids(plan, table, logits.shape[-1])
+            sampled = self._sampler(logits, plan, table, allowed)
             self._last_tokens[mx.array(inputs.decode_rows)] = sampled.tokens
         # Chunk-only steps evaluate no logits: the head and the last layer's attention are never run.
         arrays = [
@@ -89,7 +101,7 @@ class ModelRunner:
         ]
         mx.async_eval(arrays)
         asked = table.logprobs[plan.decode_rows]
-        return PendingStep(sampled, arrays if sampled is None else [], asked[asked >= 0])
+        return PendingStep(sampled, arrays if sampled is None else [], asked[asked >= 0], failed)
 
     def forward(self, inputs: StepInputs, rows: int) -> mx.array:
         """Logits [rows, vocabulary] of the step's leading tokens, lazily; K and V of all tokens go to the pool."""

@@ -13,8 +13,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..errors import InvariantError
 from ..sched.requests import StepPlan
 from ..sched.table import RequestTable
-from .runner import PendingStep
-from .sampling import Sampler
+from .grammars import allowed_ids
+from .runner import CatchUp, PendingStep
+from .sampling import Sampled, Sampler
 
 
 class SoloRunner:
@@ -30,22 +31,29 @@ class SoloRunner:
     def kv_bytes(self) -> int:
         return sum(int(getattr(cache, "nbytes", 0)) for cache in self._cache)
 
-    def launch(self, plan: StepPlan, table: RequestTable) -> PendingStep:
+    def launch(self, plan: StepPlan, table: RequestTable, catch_up: CatchUp = lambda: None) -> PendingStep:
         """Start `plan`: its chunk, then its decode entry, on the row's own caches."""
         if table.epoch[0] != self._epoch:
             self._epoch, self._cache = int(table.epoch[0]), make_prompt_cache(self._model)
-        sampled, arrays = None, []
+        sampled: Sampled | None = None
+        arrays: list[Any] = []
+        failed: dict[int, str] = {}
         for chunk in plan.chunks:
             self._forward(table.token_ids[0, chunk.start : chunk.start + chunk.length])
             arrays = [cache.state for cache in self._cache if not cache.empty()]
         for position in plan.decode_positions.tolist():
-            sampled = self._sampler(self._forward(table.token_ids[0, position : position + 1]), plan, table)
+            logits = self._forward(table.token_ids[0, position : position + 1])
+            allowed = None
+            if table.constrained[0]:
+                mx.async_eval(logits)
+                allowed, failed = allowed_ids(plan, table, logits.shape[-1])
+            sampled = self._sampler(logits, plan, table, allowed)
             arrays = [*sampled.arrays(), *self._sampler.state()]
         if np.any(plan.from_device):
             raise InvariantError("the one-at-a-time path runs no step ahead")
         mx.async_eval(arrays)
         asked = table.logprobs[plan.decode_rows]
-        return PendingStep(sampled, arrays, asked[asked >= 0])
+        return PendingStep(sampled, arrays, asked[asked >= 0], failed)
 
     def _forward(self, ids: np.ndarray) -> mx.array:
         return self._model(mx.array(ids)[None], cache=self._cache)[:, -1]

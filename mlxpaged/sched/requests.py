@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 
@@ -31,6 +32,7 @@ class SamplingParams:
     max_tokens None means until the context is full. `logprobs` None: none; k: the chosen token's and the k best.
     `seed` None: drawn by the engine, so that a reply can be repeated from its record. `choice` is the index
     among n replies to one prompt; noise is a function of (seed, choice, position) only.
+    `continues_text`: the prompt is plain text that the reply goes on from, so a first word keeps its space.
     `stop_after`: ids of a marker (end of thinking) after which stop strings are armed; empty: from the start.
     Raises BadParameter, naming the field, when a value is out of range.
     """
@@ -53,6 +55,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    continues_text: bool = False
 
     def __post_init__(self) -> None:
         self._range("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none")
@@ -78,6 +81,16 @@ class SamplingParams:
             raise BadParameter(f"{name} is {getattr(self, name)!r}; it must be {allowed}", param=name)
 
 
+class Grammar(Protocol):
+    """What one reply may say next, in ids. Made by a face, used on the engine thread only."""
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Set the bits of the allowed ids in `mask` (uint32 words, lowest id in the lowest bit; all clear before)."""
+
+    def advance(self, token_id: int) -> bool:
+        """Take the next id in; True when the reply is complete and nothing may follow."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request as the scheduler sees it: token ids in, token ids out. `salt` keeps apart KV that must not be
@@ -88,6 +101,7 @@ class Request:
     sampling: SamplingParams
     end_token_ids: frozenset[int] = frozenset()
     salt: bytes = b""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,13 @@ class Scheduler:
             self._leave(live, "end")
         return True
 
+    def fail(self, row: int, error: str) -> None:
+        """End the request in `row` alone, with `error`."""
+        live = self._rows[row]
+        if self._live.pop(live.request.request_id, None) is not None:
+            self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
+        self._leave(live, "end")
+
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
         events, self._events = self._events, []
@@ -364,9 +371,14 @@ class Scheduler:
             self._finish(live)
 
     def _finish_reason(self, live: Live, token_id: int) -> FinishReason | None:
-        sampling = live.request.sampling
-        if live.generated >= sampling.min_tokens and (
-            token_id in sampling.stop_token_ids or (token_id in live.request.end_token_ids and not sampling.ignore_eos)
+        sampling, grammar = live.request.sampling, live.request.grammar
+        complete = grammar is not None and grammar.advance(token_id)
+        if complete or (
+            live.generated >= sampling.min_tokens
+            and (
+                token_id in sampling.stop_token_ids
+                or (token_id in live.request.end_token_ids and not sampling.ignore_eos)
+            )
         ):
             return FinishReason.STOP
         return FinishReason.LENGTH if self.table.length[live.row] >= self.table.limit[live.row] else None
@@ -410,10 +422,8 @@ class Scheduler:
 
     def fail_all(self, error: str) -> None:
         """The pool's contents are lost: end every running request and let nothing be found any more."""
-        for live in list(self._rows.values()):
-            if self._live.pop(live.request.request_id, None) is not None:
-                self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
-            self._leave(live, "end")
+        for row in list(self._rows):
+            self.fail(row, error)
         self.blocks.forget()
 
     def check(self) -> None:

@@ -45,6 +45,7 @@ class RequestTable:
         self.top_k, self.choice, self.logprobs = _ints(num_rows), _ints(num_rows), _ints(num_rows)
         self.min_tokens = _ints(num_rows)
         self.biased = np.zeros(num_rows, bool)
+        self.constrained = np.zeros(num_rows, bool)  # by a grammar
         self.seed = np.zeros(num_rows, np.uint64)
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -70,6 +71,7 @@ class RequestTable:
         self.length[row], self.prompt_len[row], self.limit[row] = len(ids), len(request.prompt), limit
         self.pending[row] = self.computed[row] = self.scheduled[row] = 0
         self._write_sampling(row, request.sampling)
+        self.constrained[row] = request.grammar is not None
         return row
 
     def free(self, row: int) -> None:

@@ -37,8 +37,10 @@ class Rig:
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int = 16, **sampling: Any) -> None:
         ids = np.asarray(prompt, np.int32)
-        ends = frozenset(sampling.pop("ends", ()))
-        self.core.add(Request(request_id, ids, SamplingParams(max_tokens=max_tokens, **sampling), ends))
+        ends, grammar = frozenset(sampling.pop("ends", ())), sampling.pop("grammar", None)
+        self.core.add(
+            Request(request_id, ids, SamplingParams(max_tokens=max_tokens, **sampling), ends, grammar=grammar)
+        )
 
     def step(self) -> None:
         self.core.step(self._take)
