@@ -106,7 +106,7 @@ for (int base = begin + simdgroup * STEP; base < end; base += SIMDGROUPS * STEP)
   UNROLL for (int h = 0; h < HEADS; h++) {
     float highest = seen[h].maximum;
     UNROLL for (int j = 0; j < TOKENS; j++) highest = max(highest, weight[j][h]);
-    raise(seen[h], highest);
+    raise_maximum(seen[h], highest);
     UNROLL for (int j = 0; j < TOKENS; j++) {
       weight[j][h] = fast::exp2(weight[j][h] - highest);
       seen[h].total += weight[j][h];

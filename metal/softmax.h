@@ -6,7 +6,7 @@ struct Softmax {
 };
 
 // Weighs what was seen against a new maximum.
-inline void raise(thread Softmax& seen, float maximum) {
+inline void raise_maximum(thread Softmax& seen, float maximum) {
   const float keep = fast::exp2(seen.maximum - maximum);
   seen.maximum = maximum;
   seen.total *= keep;
@@ -20,7 +20,7 @@ inline void merge_lane_groups(thread Softmax& seen) {
   UNROLL for (int offset = LANES; offset < SIMD_WIDTH; offset *= 2) {
     highest = max(highest, simd_shuffle_xor(highest, offset));
   }
-  raise(seen, highest);
+  raise_maximum(seen, highest);
   UNROLL for (int offset = LANES; offset < SIMD_WIDTH; offset *= 2) {
     seen.total += simd_shuffle_xor(seen.total, offset);
     UNROLL for (int i = 0; i < CHUNK; i++) seen.sum[i] += simd_shuffle_xor(seen.sum[i], offset);

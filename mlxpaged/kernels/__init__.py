@@ -1,1 +1,1 @@
-"""Launchers of the Metal kernels: one file per kernel, with shape checks and a plain-MLX reference beside it."""
+"""Launchers of the Metal kernels: one file per kernel, with its shape checks and a plain float64 reference beside."""
