@@ -11,6 +11,7 @@ import typer
 
 from .bench import bench
 from .chat import chat
+from .doctor import doctor
 from .exits import complain, exit_code_of
 from .logs import logged_to
 from .run import run
@@ -46,6 +47,7 @@ app.command("chat")(chat)
 app.command("run")(run)
 app.command("serve")(serve)
 app.add_typer(bench, name="bench")
+app.command("doctor")(doctor)
 app.command("version")(version)
 
 

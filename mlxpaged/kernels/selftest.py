@@ -116,7 +116,7 @@ def selftest_cases(templates: Sequence[KernelTemplate], extent: Extent = FULL) -
         yield SelfTestCase("kv_write", f"read back {template.name}", 0.0, _bind(_read_back, template))
     for template in templates:
         name = f"order of {extent.order_kernels} kernels {template.name}"
-        run = _bind(_order, template, extent.order_kernels)
+        run = _bind(order_error, template, extent.order_kernels)
         yield SelfTestCase("kv_write", name, TOLERANCES[template.dtype], run)
     for template in templates:
         yield SelfTestCase("block_copy", template.name, 0.0, _bind(_copy, template))
@@ -168,27 +168,33 @@ def _read_back(launch: Launcher, template: KernelTemplate, rng: np.random.Genera
     return max(errors)
 
 
-def _order(launch: Launcher, template: KernelTemplate, rng: np.random.Generator, num_kernels: int) -> float:
+def order_error(
+    launch: Launcher, template: KernelTemplate, rng: np.random.Generator, num_kernels: int, *, chained: bool = True
+) -> float:
     """write -> copy -> gather and decode over three layers, always at the same slots, in one lazy graph: each read must
-    see its own step's write, and nothing but the tokens says so."""
+    see its own step's write, and nothing but the tokens says so. Not `chained`, every kernel takes a fresh token, so
+    that a device may run them in any order: what then goes wrong shows what the tokens are for."""
     layers = [_pools(template, rng, 12) for _ in range(3)]
     rows = 4
     written, copied = np.arange(1, 1 + rows), np.arange(1 + rows, 1 + 2 * rows)
     copies = padded(np.stack([written, copied, np.ones_like(written)], axis=1))
     slots, read = padded(written * BLOCK_SIZE), padded(copied * BLOCK_SIZE)
     tables, lengths = padded(np.repeat(copied[:, None], 2, axis=1)), padded(np.ones(rows))
-    token, seen, expected = new_token(), [], []
+    tokens, seen, expected = [new_token()], [], []
     for step in range(num_kernels // 4):
         keys, values = layers[step % 3]
         new = [_normal(rng, (rows, *pool.shape[2:]), template) for pool in (keys, values)]
-        token = kv_write(launch, keys, values, new[0], new[1], slots, token)
-        token = block_copy(launch, keys, values, copies, token)
-        gathered_keys, gathered_values, token = kv_gather(launch, keys, values, read, rows, token)
         queries = mx.zeros((rows, 1, template.num_kv_heads * template.group, template.key_width), keys.dtype)
-        out, token = paged_decode(launch, queries, keys, values, tables, lengths, token, max_context=1, scale=1.0)
-        seen += [gathered_keys, gathered_values, out[:, 0, :: template.group]]
+        taken = (lambda: tokens[-1]) if chained else new_token
+        tokens.append(kv_write(launch, keys, values, new[0], new[1], slots, taken()))
+        tokens.append(block_copy(launch, keys, values, copies, taken()))
+        *gathered, token = kv_gather(launch, keys, values, read, rows, taken())
+        tokens.append(token)
+        out, token = paged_decode(launch, queries, keys, values, tables, lengths, taken(), max_context=1, scale=1.0)
+        tokens.append(token)
+        seen += [*gathered, out[:, 0, :: template.group]]
         expected += [new[0], new[1], new[1]]
-    mx.eval(seen, token)
+    mx.eval(seen, tokens)
     return max(relative_error(got, float64(want)) for got, want in zip(seen, expected, strict=True))
 
 

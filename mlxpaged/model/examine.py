@@ -1,0 +1,59 @@
+"""How a model would be served here, as findings. Owns asking; starts no engine. Importing this imports mlx.core and
+mlx-lm; call `startup.before_mlx` before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..config import Attention, Dtype
+from ..errors import ConfigError, MlxpagedError
+from ..kernels.choose import AttentionPath, choose_path
+from ..kernels.template import KernelTemplate
+from .attention_path import attention_path
+from .check import differs_from_stock
+from .finding import Finding
+from .kvspec import NotPaged, probe
+from .loader import LoadedModel, load
+from .sources import ModelSource
+
+TYPICAL = KernelTemplate("bfloat16", 8, 4, 128, 128, layers=32)
+"""What many models of 7 to 9 billion parameters store: examined when no model is named."""
+
+Say = Callable[[str], None]
+
+
+def examine(
+    source: ModelSource, dtype: Dtype, attention: Attention, say: Say
+) -> tuple[LoadedModel | None, list[Finding]]:
+    """Load the model and find out which path serves it; None and a problem when it cannot be loaded."""
+    try:
+        loaded = load(source, dtype)
+    except MlxpagedError as error:
+        return None, [Finding("model", f"{source.name} cannot be loaded", str(error), problem=True)]
+    facts = [loaded.name, f"{loaded.weights_bytes / 1e9:.2f} GB", f"context {loaded.context_len:,}", *loaded.notes]
+    found = [Finding("model", "; ".join(facts))]
+    spec = None
+    try:
+        spec = probe(loaded.model)
+        reason = differs_from_stock(loaded.model, spec, loaded.config)
+    except NotPaged as error:
+        reason = str(error)
+    if spec is None or reason is not None:
+        advice = f"{loaded.name} is answered one request at a time; another model is served in batches"
+        return loaded, [*found, Finding("served by", f"stock mlx-lm: {reason}", advice)]
+    found.append(Finding("served by", f"the block pool, {len(spec.layers)} layers in {len(spec.windows)} KV groups"))
+    return loaded, [*found, *_attention(lambda: attention_path(spec, attention, say))]
+
+
+def examine_typical(attention: Attention, say: Say) -> list[Finding]:
+    """The path of a typical model, without loading one."""
+    return _attention(lambda: choose_path(attention, [TYPICAL], say))
+
+
+def _attention(choose: Callable[[], AttentionPath]) -> list[Finding]:
+    try:
+        path = choose()
+    except ConfigError as error:
+        return [Finding("attention", "cannot be had as asked", str(error), problem=True)]
+    advice = f"{path.warning}; please report it with `mlxpaged doctor --report FILE`" if path.warning else None
+    return [Finding("attention", "; ".join(path.lines), advice)]
