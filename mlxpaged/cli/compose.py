@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
     from ..engine.service import EngineService
 
-_CLOSE_S = 1.0
-"""How long leaving waits for the engine: a step ends well within it, a download may not."""
+_CLOSE_S = 2.0
+"""How long leaving waits for the engine: a step or a download ends well within it, reading large weights may not."""
 
 
 class OpenedLocally:
@@ -75,7 +75,7 @@ Opened = OpenedLocally | OpenedRemotely
 def started_engine(config: EngineConfig) -> Iterator[EngineService]:
     """An engine thread without a model; it is closed, and its requests cancelled, at the end.
 
-    An engine that is busy loading cannot be interrupted: after a moment it is left to die with the process.
+    An engine that reads weights cannot be interrupted: after a moment it is left to die with the process.
     """
     from ..engine.service import EngineService
     from ..model.blas import blas_hint, open_system_blas
@@ -95,7 +95,10 @@ def started_engine(config: EngineConfig) -> Iterator[EngineService]:
 def opened_locally(model: str, config: EngineConfig, on_progress: LoadProgress) -> Iterator[OpenedLocally]:
     """A backend over an engine in this process."""
     with started_engine(config) as service:
-        yield OpenedLocally(service, model, on_progress)
+        try:
+            yield OpenedLocally(service, model, on_progress)
+        finally:
+            on_progress.abandoned = True
 
 
 @contextmanager

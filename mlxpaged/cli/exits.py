@@ -56,7 +56,7 @@ def exit_code_of(command: Callable[[], object], debug: bool) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process with `code`, at once where a load still runs on the engine's thread: it cannot be
+    """Ends the process with `code`, at once where weights are still read on the engine's thread: that cannot be
     interrupted, and the interpreter's own slow end would pull Python away from under it."""
     if any(thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
         with contextlib.suppress(OSError, ValueError):

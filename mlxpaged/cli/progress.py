@@ -10,6 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from ..errors import MlxpagedError
 from .terminal import is_plain
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ class LoadProgress:
         self.latest: Progress | None = None
         self.done = False
         """Set by whoever waits for the load, once there is nothing more to say."""
+        self.abandoned = False
+        """Set by whoever no longer wants the load: its next word on progress ends it, and it cleans up after itself."""
 
     def __call__(self, progress: Progress) -> None:
+        if self.abandoned:
+            raise MlxpagedError("the load was abandoned")
         self.latest = progress
 
     def in_words(self) -> str:
@@ -40,8 +45,8 @@ class LoadProgress:
             return "loading"
         if not latest.total_bytes:
             return latest.label
-        share = min(1.0, latest.done_bytes / latest.total_bytes)
-        return f"{latest.label}: {share:.0%} of {latest.total_bytes / 1e6:,.0f} MB"
+        share = latest.done_bytes / latest.total_bytes
+        return f"{latest.label}: {share:.0%} of {latest.total_bytes / 1e6:,.0f} MB" if share < 1 else "loading"
 
 
 def wait_with_bar(loading: Future[Result], progress: LoadProgress) -> Result:
@@ -59,21 +64,17 @@ def drawn(progress: LoadProgress) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Bars(BarColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("loading", total=None)
-        label = "loading"
 
         def redraw() -> None:
-            nonlocal label
-            if not (latest := progress.latest):
-                return
-            if latest.label != label:  # a new stage: its speed and remaining time start afresh
-                label = latest.label
-                bars.reset(task, description=label)
-            bars.update(task, completed=latest.done_bytes, total=latest.total_bytes or None)
+            latest = progress.latest
+            known = latest.total_bytes if latest and latest.done_bytes < (latest.total_bytes or 0) else None
+            bars.update(
+                task, description=progress.in_words(), total=known, completed=latest.done_bytes if latest else 0
+            )
 
         yield redraw

@@ -85,10 +85,13 @@ async def _load(service: EngineService, model: str, url: str) -> None:
 
     progress = LoadProgress()
     loading = service.load(model, progress)
-    with drawn(progress) as redraw:
-        while not loading.done():
-            redraw()
-            await asyncio.sleep(REDRAW_S)
+    try:
+        with drawn(progress) as redraw:
+            while not loading.done():
+                redraw()
+                await asyncio.sleep(REDRAW_S)
+    finally:
+        progress.abandoned = True
     info = loading.result()
     for note in info.notes:
         complain(note)

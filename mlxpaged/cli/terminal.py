@@ -98,11 +98,18 @@ def silent_keyboard() -> Iterator[None]:
     silent[3] &= ~(termios.ECHO | termios.ICANON)
     silent[3] |= termios.NOFLSH  # Ctrl-C must not swallow what was typed before it
     termios.tcsetattr(keyboard, termios.TCSANOW, silent)
-    sys.stdout.write("\x1b[?2004h")
-    sys.stdout.flush()
+    _tell_terminal("\x1b[?2004h")
     try:
         yield
     finally:
         termios.tcsetattr(keyboard, termios.TCSANOW, before)
-        sys.stdout.write("\x1b[?2004l")
-        sys.stdout.flush()
+        _tell_terminal("\x1b[?2004l")
+
+
+def _tell_terminal(sequence: str) -> None:
+    """Writes a control sequence of ours to whichever output is the terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream.isatty():
+            stream.write(sequence)
+            stream.flush()
+            return

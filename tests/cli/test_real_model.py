@@ -21,7 +21,7 @@ def cache(smollm2_source: ModelSource) -> dict[str, str]:
 
 def test_run_knows_the_capital_of_france(process: Program, cache: dict[str, str]) -> None:
     ended = process("run", "smollm2", "What is the capital of France?", "--temperature", "0", real=True, **cache)
-    assert (ended.code, ended.out) == (0, "The capital of France is Paris.\n")
+    assert (ended.code, ended.out) == (0, "The capital of France is Paris.\n"), ended.err
 
 
 def test_chat_answers_every_line_and_finds_the_first_turn_again(program: Program, cache: dict[str, str]) -> None:
