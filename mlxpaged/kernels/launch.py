@@ -26,6 +26,9 @@ SIMD_WIDTH = 32
 SMALLEST_DEVICE_INPUT = 8
 """MLX passes an input of fewer elements in `constant` memory: another signature, so another compilation."""
 
+LARGEST_POOL = 16 << 32
+"""Bytes: kernels count a pool array's 16-byte words in 32 bits."""
+
 Template = Sequence[tuple[str, Any]]
 Extent = tuple[int, int, int]
 
@@ -163,10 +166,14 @@ def require_pools(key_pool: mx.array, value_pool: mx.array) -> None:
         )
     if any(width % 8 or not 8 <= width <= 256 for width in (keys[3], values[3])):
         raise LayoutError(f"K and V are {keys[3]} and {values[3]} wide; kernels take multiples of 8 up to 256")
+    if max(key_pool.nbytes, value_pool.nbytes) >= LARGEST_POOL:
+        raise LayoutError(f"pools of {key_pool.nbytes} and {value_pool.nbytes} bytes; kernels take {LARGEST_POOL}")
 
 
 def require_metadata(name: str, array: mx.array, entries: int) -> None:
-    """Raises LayoutError unless `array` is int32 and has at least `entries` entries and 8 elements."""
+    """Raises LayoutError unless `array` is int32 and has at least `entries` (one or more) entries and 8 elements."""
+    if entries < 1:
+        raise LayoutError(f"{name} is for {entries} entries; a kernel starts for at least one")
     if array.dtype != mx.int32 or array.shape[0] < entries or array.size < SMALLEST_DEVICE_INPUT:
         raise LayoutError(
             f"{name} is {array.shape} {array.dtype}; it must be int32 with at least {entries} entries "

@@ -175,6 +175,18 @@ def test_paged_decode_refuses_what_does_not_fit(change: dict[str, Any], message:
         paged_decode.paged_decode(shapes_only, **(call | change))
 
 
+def test_kernels_refuse_to_start_for_nothing() -> None:
+    new = mx.zeros((0, 2, 64))
+    with pytest.raises(LayoutError, match="at least one"):
+        kv_write.kv_write(shapes_only, mx.zeros(POOL), mx.zeros(POOL), new, new, padded(np.ones(1)), new_token())
+
+
+def test_kernels_refuse_a_pool_they_cannot_count() -> None:
+    pool = mx.zeros((1 << 22, 16, 8, 64))  # 128 GiB, never evaluated
+    with pytest.raises(LayoutError, match="kernels take 68719476736"):
+        kv_gather.kv_gather(shapes_only, pool, pool, padded(np.ones(1)), 1, new_token())
+
+
 def test_block_copy_refuses_pairs_without_slots() -> None:
     with pytest.raises(LayoutError, match="source, destination, slots"):
         block_copy.block_copy(shapes_only, mx.zeros(POOL), mx.zeros(POOL), mx.zeros((4, 2), mx.int32), new_token())
