@@ -8,6 +8,7 @@ MlxpagedError
   RequestError           the request itself is wrong          HTTP 400
     PromptTooLong, BadParameter
   Overloaded             queue full or draining               HTTP 429 / 503
+  NoSession, SessionBusy no such session, or it is in use     exit 1
   EngineError            a step failed                        HTTP 500, finish_reason "error"
   LayoutError, InvariantError   our bug; never caught below the service
 """
@@ -43,6 +44,14 @@ class Unreachable(MlxpagedError):
     """A server or the network did not answer."""
 
     exit_code = 4
+
+
+class NoSession(MlxpagedError):
+    """No saved session has that id or name."""
+
+
+class SessionBusy(MlxpagedError):
+    """Another process that still runs has the session open."""
 
 
 class RequestError(MlxpagedError):

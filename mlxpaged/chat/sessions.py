@@ -1,0 +1,159 @@
+"""What a saved conversation is: its values as faces see them, and its text as a file. Owns no storage."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ..engine.events import Timing, Usage
+
+State = Literal["streaming", "done", "stopped", "error", "interrupted"]
+"""streaming: some process is making this reply now. interrupted: that process ended before the reply did."""
+
+CONTINUABLE = frozenset({"interrupted", "stopped", "error"})
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_TITLE_LEN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One conversation. `title` is what its owner called it, or the start of its first message. `parent` is the session
+    it was forked from. Times are Unix seconds. `busy`: another live process has it open."""
+
+    id: str
+    title: str = ""
+    model: str | None = None
+    system: str | None = None
+    params: Mapping[str, float] = field(default_factory=dict)
+    created: float = 0.0
+    updated: float = 0.0
+    parent: str | None = None
+    head: str | None = None
+    num_messages: int = 0
+    interrupted: bool = False
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `parent` is the turn before it, None at the start; `error` is why a reply broke off."""
+
+    id: str
+    session: str
+    role: str
+    content: str
+    parent: str | None = None
+    reasoning: str = ""
+    state: State = "done"
+    model: str | None = None
+    usage: Usage | None = None
+    timing: Timing | None = None
+    error: str | None = None
+    created: float = 0.0
+
+
+def new_id() -> str:
+    """A ULID: sorts by time, 26 characters that can be read aloud."""
+    value = (int(time.time() * 1000) << 80) | secrets.randbits(80)
+    return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def title_of(text: str) -> str:
+    """A title from a first message: its first line, shortened at a word."""
+    line = " ".join(text.split("\n", 1)[0].split())
+    if len(line) <= _TITLE_LEN:
+        return line
+    return line[: _TITLE_LEN - 1].rsplit(" ", 1)[0] + "…"
+
+
+def owner_name() -> str:
+    """This process, told apart from a later one of the same id, and from another store in it."""
+    return f"{os.getpid()}:{started_at(os.getpid())}:{secrets.token_hex(4)}"
+
+
+def is_alive(owner: str | None) -> bool:
+    """Whether the process that `owner_name` described still runs."""
+    if not owner:
+        return False
+    pid, _, rest = owner.partition(":")
+    return pid.isdecimal() and (start := started_at(int(pid))) is not None and str(start) == rest.partition(":")[0]
+
+
+def started_at(pid: int) -> int | None:
+    """When a process began, in Unix seconds; None where there is none."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def session_from(row: sqlite3.Row, me: str) -> Session:
+    """A row of the session list, with its counts."""
+    elsewhere = row["owner"] not in {None, me} and is_alive(row["owner"])
+    return Session(
+        id=row["id"],
+        title=row["title"],
+        model=row["model"],
+        system=row["system"],
+        params=json.loads(row["params"]),
+        created=row["created"],
+        updated=row["updated"],
+        parent=row["parent"],
+        head=row["head"],
+        num_messages=row["num_messages"],
+        interrupted=row["head_state"] == "interrupted"
+        or (row["head_state"] == "streaming" and row["owner"] != me and not elsewhere),
+        busy=elsewhere,
+    )
+
+
+def message_from(row: sqlite3.Row) -> Message:
+    """A row of the message table."""
+    return Message(
+        id=row["id"],
+        session=row["session"],
+        role=row["role"],
+        content=row["content"],
+        parent=row["parent"],
+        reasoning=row["reasoning"],
+        state=row["state"],
+        model=row["model"],
+        usage=Usage(**json.loads(row["usage"])) if row["usage"] else None,
+        timing=Timing(**json.loads(row["timing"])) if row["timing"] else None,
+        error=row["error"],
+        created=row["created"],
+    )
+
+
+def as_json(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
+    """A session as one JSON object, with all that is known of it."""
+    about = asdict(session)
+    for name in ("head", "busy", "interrupted", "num_messages"):
+        about.pop(name)
+    return {"format": "mlxpaged-session", "version": 1, **about, "messages": [_message_json(one) for one in messages]}
+
+
+def as_markdown(session: Session, messages: Sequence[Message]) -> str:
+    """A session to read or to paste elsewhere."""
+    lines = [f"# {session.title or 'Untitled'}", ""]
+    about = [f"model {session.model}"] if session.model else []
+    about.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(session.created)))
+    lines += [f"_{', '.join(about)}_", ""]
+    if session.system:
+        lines += ["## System", "", session.system, ""]
+    for message in messages:
+        remark = "" if message.state == "done" else f" ({message.state})"
+        lines += [f"## {message.role.capitalize()}{remark}", "", message.content, ""]
+    return "\n".join(lines)
+
+
+def _message_json(message: Message) -> dict[str, Any]:
+    return {name: value for name, value in asdict(message).items() if name != "session" and value not in (None, "")}
