@@ -11,6 +11,9 @@ from ..sched.scheduler import Scheduler
 from ..sched.table import RequestTable
 from .core import EngineCore
 
+_SCORED_BYTES = 64 * 2**20
+"""Logits of prompt tokens that one step may hold, in float32."""
+
 
 @dataclass(frozen=True)
 class Built:
@@ -31,6 +34,7 @@ def build(loaded: LoadedModel, config: EngineConfig) -> Built:
         served.groups,
         step_budget=served.step_budget,
         max_queue=config.max_queue,
+        score_budget=max(1, _SCORED_BYTES // (4 * served.vocab_size)),
         share=served.share,
     )
     core = EngineCore(scheduler, served.runner, ahead=config.ahead or 0)

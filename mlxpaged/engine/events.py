@@ -50,7 +50,8 @@ class Delta:
     """A piece of one reply. The concatenation of `text` over a reply is the reply.
 
     `token_ids` are the ids sampled since the last delta (their text may still be held back: an unfinished UTF-8
-    sequence, a possible stop string). `logprobs`, where asked for, run parallel to the ids whose text is released.
+    sequence, a possible stop string). `logprobs`, where asked for, run parallel to the ids whose text is released;
+    `prompt_logprobs`, all of them before the first sampled id, to the prompt's ids from the second one on.
     The last delta, and only it, has `finish`, `usage` and `timing`; with finish ERROR, `error` says why.
     `stop_reason` is the stop string or token id that ended the reply, None for an end-of-turn token.
     """
@@ -58,6 +59,7 @@ class Delta:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: Progress | None = None
     finish: FinishReason | None = None
     stop_reason: str | int | None = None

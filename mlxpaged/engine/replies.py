@@ -68,10 +68,10 @@ class Replies:
                 case TokenEvent():
                     if self._token(reply, event):
                         stopped.append(event.request_id)
-                case PromptEvent(_, computed, total, cached):
+                case PromptEvent(_, computed, total, cached, scores):
                     reply.cached = cached
                     reply.started = reply.started or time.monotonic()
-                    self._send(reply, Delta(progress=Progress(computed, total, cached)))
+                    self._send(reply, Delta(progress=Progress(computed, total, cached), prompt_logprobs=scores))
                 case EndEvent(request_id, finish, error):
                     self.end(request_id, finish, error)
         return stopped

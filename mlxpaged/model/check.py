@@ -75,7 +75,7 @@ def _paged(model: nn.Module, spec: KVSpec, ids: np.ndarray) -> np.ndarray:
     none = np.zeros(0, np.int32)
     for start in (0, half):
         plan = StepPlan(0, none, none, none.astype(bool), (Chunk(0, start, half),))
-        parts.append(runner.forward(gather_inputs(plan, table, groups), rows=half).astype(mx.float32))
+        parts.append(runner.forward(gather_inputs(plan, table, groups), slice(half)).astype(mx.float32))
         mx.eval(parts[-1])
     return np.concatenate([np.array(part) for part in parts])
 

@@ -8,7 +8,7 @@ runs, never frees, never reads text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import mlx.core as mx
@@ -23,24 +23,26 @@ from .grammars import allowed_ids
 from .inputs import StepInputs, gather_inputs
 from .kvpool import KVPool
 from .sampling import Sampled, Sampler
+from .scoring import PromptScores
 from .seam import GatherNorm, flatten_linears, install_attention, install_gather_norm
 
 
 @dataclass(frozen=True)
 class PendingStep:
-    """A launched step. `sampled` is None when it had no decode entry; then `arrays` still tell when it is done."""
+    """A launched step. `sampled` is None when it had no decode entry; then `arrays` still tell when it is done.
+    `scores` None: no logprobs of prompt ids were asked for."""
 
     sampled: Sampled | None
     arrays: list[mx.array]
     top: np.ndarray
+    scores: PromptScores | None = None
     failed: dict[int, str] = field(default_factory=dict)  # rows whose grammar raised, and what
 
     def wait(self) -> StepResult:
         """Block until the device is done; raises what the device raised."""
         mx.eval(self.arrays)
-        if self.sampled is None:
-            return StepResult(np.zeros(0, np.int32))
-        return self.sampled.result(self.top)
+        result = StepResult(np.zeros(0, np.int32)) if self.sampled is None else self.sampled.result(self.top)
+        return replace(result, prompt_logprobs=self.scores.result()) if self.scores else result
 
 
 CatchUp = Callable[[], None]
@@ -83,7 +85,11 @@ class ModelRunner:
         self.pool.copy(plan.copies)
         sampled: Sampled | None = None
         failed: dict[int, str] = {}
-        logits = self.forward(inputs, rows=max(inputs.num_decode, 1))
+        scores = PromptScores.wanted(plan, table)
+        logits = self.forward(inputs, _wanted_rows(inputs.num_decode, scores))
+        if scores is not None:
+            scores = scores.of(logits[inputs.num_decode :])
+            logits = logits[: inputs.num_decode]
         if inputs.num_decode:
             allowed = None
             if table.constrained[plan.decode_rows].any():
@@ -98,20 +104,21 @@ class ModelRunner:
             self._last_tokens,
             *self._sampler.state(),
             *(sampled.arrays() if sampled else []),
+            *(scores.arrays() if scores else []),
         ]
         mx.async_eval(arrays)
         asked = table.logprobs[plan.decode_rows]
-        return PendingStep(sampled, arrays if sampled is None else [], asked[asked >= 0], failed)
+        return PendingStep(sampled, arrays if sampled is None else [], asked[asked >= 0], scores, failed)
 
-    def forward(self, inputs: StepInputs, rows: int) -> mx.array:
-        """Logits [rows, vocabulary] of the step's leading tokens, lazily; K and V of all tokens go to the pool."""
+    def forward(self, inputs: StepInputs, rows: slice | mx.array) -> mx.array:
+        """Logits [rows, vocabulary] of the tokens at `rows`, lazily; K and V of all tokens go to the pool."""
         ids = mx.array(inputs.ids)
         if len(inputs.device_entries):
             entries = mx.array(inputs.device_entries)
             ids[entries] = self._last_tokens[mx.array(inputs.decode_rows[inputs.device_entries])]
         step = AttentionStep(inputs, self.pool)
         if self._norm is None:
-            return self._model(ids[:, None], cache=step.layers())[:rows, 0]
+            return self._model(ids[:, None], cache=step.layers())[rows, 0]
         with self._norm.picking(rows):
             return self._model(ids[:, None], cache=step.layers())[:, 0]
 
@@ -126,3 +133,10 @@ class ModelRunner:
             self.pool = self.pool.emptied()
             return False
         return True
+
+
+def _wanted_rows(num_decode: int, scores: PromptScores | None) -> slice | mx.array:
+    """The tokens of a step whose logits are wanted: its decode entries, which come first, then the scored ones."""
+    if scores is None:
+        return slice(max(num_decode, 1))
+    return mx.array(np.concatenate([np.arange(num_decode, dtype=np.int32), scores.entries]))

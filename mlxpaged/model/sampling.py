@@ -15,39 +15,33 @@ import numpy as np
 
 from ..sched.requests import MAX_TOP_LOGPROBS, StepPlan, StepResult, TokenLogprob
 from ..sched.table import RequestTable
+from .scoring import Scored
 
 _BEST = 1024
 """Top-k and top-p look at so many best logits first; all of them are sorted only when their mass is below top_p."""
 _HIDDEN = -1e30
 """Finite, so that a masked logit plus noise never becomes NaN."""
-FLOOR_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """Lazy results of one step: `tokens` int32 [B]; for the entries in `asked`, the raw distribution's logprob of the
-    chosen id and the best ids with theirs (best first)."""
+    """Lazy results of one step: `tokens` int32 [B]; the logprobs of the entries in `asked`."""
 
     tokens: mx.array
     asked: np.ndarray
-    chosen: mx.array | None = None
-    best_ids: mx.array | None = None
-    best: mx.array | None = None
+    scored: Scored | None = None
 
     def arrays(self) -> list[mx.array]:
-        return [array for array in (self.tokens, self.chosen, self.best_ids, self.best) if array is not None]
+        return [self.tokens, *(self.scored.arrays() if self.scored else [])]
 
     def result(self, top: np.ndarray) -> StepResult:
         """On the host; waits. `top` int32 [len(asked)]: how many alternatives each asked for."""
         tokens = np.array(self.tokens, copy=False).astype(np.int32)
-        if self.chosen is None:
+        if self.scored is None:
             return StepResult(tokens)
-        chosen, ids, best = (np.array(array) for array in (self.chosen, self.best_ids, self.best))
         logprobs: list[TokenLogprob | None] = [None] * len(tokens)
-        for place, entry in enumerate(self.asked.tolist()):
-            pairs = zip(ids[place, : top[place]].tolist(), best[place, : top[place]].tolist(), strict=True)
-            alternatives = tuple((token, max(value, FLOOR_LOGPROB)) for token, value in pairs)
-            logprobs[entry] = TokenLogprob(int(tokens[entry]), max(float(chosen[place]), FLOOR_LOGPROB), alternatives)
+        for entry, logprob in zip(self.asked.tolist(), self.scored.result(top), strict=True):
+            logprobs[entry] = logprob
         return StepResult(tokens, logprobs)
 
 
@@ -206,12 +200,4 @@ def _with_logprobs(raw: mx.array, tokens: mx.array, asked: np.ndarray) -> Sample
     if not len(asked):
         return Sampled(tokens, asked)
     places = mx.array(asked)
-    logprobs = raw[places] - mx.logsumexp(raw[places], axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logprobs, tokens[places][:, None], axis=-1)[:, 0]
-    count = min(MAX_TOP_LOGPROBS, raw.shape[-1])
-    ids = mx.argpartition(-logprobs, count - 1, axis=-1)[:, :count]
-    values = mx.take_along_axis(logprobs, ids, axis=-1)
-    order = mx.argsort(-values, axis=-1)
-    return Sampled(
-        tokens, asked, chosen, mx.take_along_axis(ids, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
-    )
+    return Sampled(tokens, asked, Scored.of(raw[places], tokens[places], MAX_TOP_LOGPROBS))

@@ -113,11 +113,11 @@ class GatherNorm(nn.Module):
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
         self.norm = norm
-        self._rows: int | None = None
+        self._rows: slice | mx.array | None = None
 
     @contextmanager
-    def picking(self, rows: int) -> Iterator[None]:
-        """While a graph is built, the first `rows` rows pass."""
+    def picking(self, rows: slice | mx.array) -> Iterator[None]:
+        """While a graph is built, only `rows` pass."""
         self._rows = rows
         try:
             yield
@@ -126,7 +126,7 @@ class GatherNorm(nn.Module):
 
     def __call__(self, hidden: mx.array, *args: Any, **kwargs: Any) -> mx.array:
         if self._rows is not None:
-            hidden = hidden[: self._rows]
+            hidden = hidden[self._rows]
         return self.norm(hidden, *args, **kwargs)
 
 

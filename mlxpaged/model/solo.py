@@ -16,6 +16,7 @@ from ..sched.table import RequestTable
 from .grammars import allowed_ids
 from .runner import CatchUp, PendingStep
 from .sampling import Sampled, Sampler
+from .scoring import PromptScores
 
 
 class SoloRunner:
@@ -38,11 +39,13 @@ class SoloRunner:
         sampled: Sampled | None = None
         arrays: list[Any] = []
         failed: dict[int, str] = {}
-        for chunk in plan.chunks:
-            self._forward(table.token_ids[0, chunk.start : chunk.start + chunk.length])
+        scores = PromptScores.wanted(plan, table)
+        for chunk in plan.chunks:  # one at most: there is one row
+            logits = self._forward(table.token_ids[0, chunk.start : chunk.start + chunk.length])
             arrays = [cache.state for cache in self._cache if not cache.empty()]
+            scores = scores.of(logits) if scores else None
         for position in plan.decode_positions.tolist():
-            logits = self._forward(table.token_ids[0, position : position + 1])
+            logits = self._forward(table.token_ids[0, position : position + 1])[-1:]
             allowed = None
             if table.constrained[0]:
                 mx.async_eval(logits)
@@ -51,12 +54,14 @@ class SoloRunner:
             arrays = [*sampled.arrays(), *self._sampler.state()]
         if np.any(plan.from_device):
             raise InvariantError("the one-at-a-time path runs no step ahead")
+        arrays += scores.arrays() if scores else []
         mx.async_eval(arrays)
         asked = table.logprobs[plan.decode_rows]
-        return PendingStep(sampled, arrays, asked[asked >= 0], failed)
+        return PendingStep(sampled, arrays, asked[asked >= 0], scores, failed)
 
     def _forward(self, ids: np.ndarray) -> mx.array:
-        return self._model(mx.array(ids)[None], cache=self._cache)[:, -1]
+        """Logits [len(ids), vocabulary], lazily."""
+        return self._model(mx.array(ids)[None], cache=self._cache)[0]
 
     def recover(self) -> bool:
         """After a failed step: start over with empty caches."""

@@ -25,12 +25,18 @@ class Live:
     row: int | None = None
     generated: int = 0
     cached_tokens: int | None = None  # fixed at first admission
+    scored: int = 0  # leading prompt ids whose logprobs were delivered, of those that were asked for
     in_flight: int = 0  # steps launched and not committed that touch the row
     leaving: str | None = None
 
     @property
     def salt(self) -> bytes:
         return self.request.salt
+
+    @property
+    def to_score(self) -> int | None:
+        """How many alternatives of each prompt id are still wanted; None: no logprobs of the prompt (any more)."""
+        return self.request.sampling.prompt_logprobs if self.scored < len(self.request.prompt) - 1 else None
 
 
 @dataclass(eq=False)

@@ -29,7 +29,8 @@ class SamplingParams:
     """How one request's tokens are chosen and when it ends. Every default is neutral (greedy, no filter).
 
     temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and the penalties' defaults switch the effect off.
-    max_tokens None means until the context is full. `logprobs` None: none; k: the chosen token's and the k best.
+    max_tokens None means until the context is full, 0 that only the prompt is computed. `logprobs` None: none; k: the
+    chosen token's and the k best; `prompt_logprobs` likewise, of the prompt's own ids from the second one on.
     `seed` None: drawn by the engine, so that a reply can be repeated from its record. `choice` is the index
     among n replies to one prompt; noise is a function of (seed, choice, position) only.
     `continues_text`: the prompt is plain text that the reply goes on from, so a first word keeps its space.
@@ -55,10 +56,11 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     continues_text: bool = False
 
     def __post_init__(self) -> None:
-        self._range("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or none")
+        self._range("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "0 or more, or none")
         self._range("temperature", 0 <= self.temperature <= 100, "from 0 (greedy) to 100")
         self._range("top_p", 0 < self.top_p <= 1, "above 0, up to 1 (off)")
         self._range("top_k", self.top_k >= 0, "0 (off) or more")
@@ -70,11 +72,9 @@ class SamplingParams:
         self._range("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
         self._range("stop", len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
         self._range("min_tokens", self.min_tokens >= 0, "0 or more")
-        self._range(
-            "logprobs",
-            self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS,
-            f"from 0 to {MAX_TOP_LOGPROBS}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            self._range(name, count is None or 0 <= count <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}")
 
     def _range(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
@@ -106,11 +106,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Positions [start, start + length) of a row's known ids, whose KV this step computes; no logits are needed."""
+    """Positions [start, start + length) of a row's known ids, whose KV this step computes. `logprobs` None: no logits
+    are needed; k: the logprob of each position's next id is wanted, and the k best."""
 
     row: int
     start: int
     length: int
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step's decode entries sampled, in the plan's order. `logprobs` is None where not asked for."""
+    """What a step's decode entries sampled, in the plan's order. `logprobs` is None where not asked for.
+    `prompt_logprobs` has one tuple for each chunk that asked, in the plan's order: one entry a position."""
 
     token_ids: np.ndarray  # int32 [B]
     logprobs: list[TokenLogprob | None] | None = None
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()

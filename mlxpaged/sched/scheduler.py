@@ -36,12 +36,14 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """So many of a prompt's tokens have their KV now."""
+    """So many of a prompt's tokens have their KV now; `logprobs` are those of the next ids of the prompt, where asked
+    for: together they run parallel to the prompt from its second id on."""
 
     request_id: int
     computed: int
     total: int
     cached: int
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ Event = TokenEvent | PromptEvent | EndEvent
 
 
 class Scheduler:
-    """Plans mixed steps of at most `step_budget` tokens: every row that can decode, then prompt chunks.
+    """Plans mixed steps of at most `step_budget` tokens: every row that can decode, then prompt chunks. Logits of at
+    most `score_budget` prompt tokens a step are asked for: they are as wide as the vocabulary.
 
     A row's last known id is always a decode entry; it joins the step of the row's final chunk. The same rule covers
     a full prefix hit, a one-token prompt and a resumed reply.
@@ -70,6 +73,7 @@ class Scheduler:
         *,
         step_budget: int,
         max_queue: int = 512,
+        score_budget: int = 64,
         share: bool = True,
     ) -> None:
         self.table = table
@@ -77,6 +81,7 @@ class Scheduler:
         self.queue = PromptQueue(step_budget)
         self.step_budget = step_budget
         self.max_queue = max_queue
+        self.score_budget = score_budget
         self.steps = self.preemptions = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
         self._live: dict[int, Live] = {}  # by request id
         self._rows: dict[int, Live] = {}  # by row
@@ -216,7 +221,9 @@ class Scheduler:
                 admitting = self._admit(live, copies)
                 if not admitting:
                     continue
-            used, joins = self._plan_prompt(live, budget, chunks)
+            scored = sum(chunk.length for chunk in chunks if chunk.logprobs is not None)
+            room = budget if live.to_score is None else min(budget, self.score_budget - scored)
+            used, joins = self._plan_prompt(live, room, chunks)
             budget -= used
             if joins:
                 assert live.row is not None
@@ -242,14 +249,14 @@ class Scheduler:
             if length <= 0 or not self.blocks.extend(row, start + length):
                 return 0, False
         if length:
-            chunks.append(Chunk(row, start, length))
+            chunks.append(Chunk(row, start, length, live.to_score))
             table.scheduled[row] += length
             self.queue.worked(length)
         return length + joins, joins
 
     def _is_being_computed(self, live: Live) -> bool:
         """Whether a running row will soon publish the next block this prompt lacks: then it is worth the wait."""
-        if not self.blocks.share:
+        if not self.blocks.share or live.to_score is not None:
             return False
         table = self.table
         known = len(self.blocks.tree.walk(live.ids[:-1], live.salt)) * BLOCK_SIZE
@@ -268,7 +275,8 @@ class Scheduler:
         table, blocks = self.table, self.blocks
         if table.num_free_rows == 0:
             return False
-        match = blocks.match(live.ids[:-1], live.salt)
+        known = live.ids[:-1] if live.to_score is None else live.ids[:0]  # logits need every token computed
+        match = blocks.match(known, live.salt)
         need = blocks.peak(len(live.ids) + 1, match.tip.depth, self.step_budget)
         for other in self._rows.values():
             if self._left(other) > 0:
@@ -288,7 +296,8 @@ class Scheduler:
     def _seat(self, live: Live, cached: int) -> None:
         request, table = live.request, self.table
         most = request.sampling.max_tokens
-        limit = table.context_len if most is None else min(table.context_len, len(request.prompt) + most)
+        # Even a reply of no tokens has its one decode entry: what that samples is dropped.
+        limit = table.context_len if most is None else min(table.context_len, len(request.prompt) + max(most, 1))
         live.row = table.assign(request, live.ids, live.arrival, limit)
         self._rows[live.row] = live
         self.queue.worked(cached)
@@ -335,8 +344,9 @@ class Scheduler:
         if not self._unfinished or self._unfinished.pop(0) is not plan:
             raise InvariantError(f"step {plan.step} is committed out of order")
         self.blocks.end_copies(plan.copies)
+        scores = iter(result.prompt_logprobs)
         for chunk in plan.chunks:
-            self._commit_chunk(chunk)
+            self._commit_chunk(chunk, next(scores) if chunk.logprobs is not None else ())
         for index, row in enumerate(plan.decode_rows.tolist()):
             logprob = result.logprobs[index] if result.logprobs is not None else None
             self._commit_token(row, int(plan.decode_positions[index]), int(result.token_ids[index]), logprob)
@@ -348,12 +358,14 @@ class Scheduler:
             elif live.in_flight == 0:
                 self._vacate(live)
 
-    def _commit_chunk(self, chunk: Chunk) -> None:
-        live = self._rows[chunk.row]
-        self.table.computed[chunk.row] = chunk.start + chunk.length
+    def _commit_chunk(self, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
+        live, end = self._rows[chunk.row], chunk.start + chunk.length
+        self.table.computed[chunk.row] = end
         if live.leaving is None and live.generated == 0:
             total, cached = len(live.request.prompt), live.cached_tokens or 0
-            self._events.append(PromptEvent(live.request.request_id, chunk.start + chunk.length, total, cached))
+            new = scores[max(0, live.scored - chunk.start) :]  # a resumed prompt repeats what was delivered
+            live.scored = max(live.scored, end) if scores else live.scored
+            self._events.append(PromptEvent(live.request.request_id, end, total, cached, new))
 
     def _commit_token(self, row: int, position: int, token_id: int, logprob: TokenLogprob | None) -> None:
         table, live = self.table, self._rows[row]
@@ -362,6 +374,10 @@ class Scheduler:
             table.computed[row] = min(position + 1, table.length[row])
             return
         table.computed[row] = position + 1
+        if live.request.sampling.max_tokens == 0:
+            self._events.append(EndEvent(live.request.request_id, FinishReason.LENGTH))
+            self._finish(live)
+            return
         table.append(row, token_id)
         live.generated += 1
         self.generated_tokens += 1

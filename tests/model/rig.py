@@ -13,7 +13,7 @@ from mlxpaged.config import EngineConfig
 from mlxpaged.engine.build import Built, build
 from mlxpaged.model.loader import LoadedModel
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams
-from mlxpaged.sched.scheduler import EndEvent, Event, TokenEvent
+from mlxpaged.sched.scheduler import EndEvent, Event, PromptEvent, TokenEvent
 
 CLOSE_LOGITS = 1e-3
 
@@ -34,6 +34,7 @@ class Rig:
         self.ends: dict[int, FinishReason] = {}
         self.cached: dict[int, int] = {}
         self.logprobs: dict[int, list[Any]] = {}
+        self.prompt_logprobs: dict[int, list[Any]] = {}
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int = 16, **sampling: Any) -> None:
         ids = np.asarray(prompt, np.int32)
@@ -60,6 +61,8 @@ class Rig:
                     self.cached[request_id] = cached
                     if finish is not None:
                         self.ends[request_id] = finish
+                case PromptEvent(request_id, logprobs=logprobs):
+                    self.prompt_logprobs.setdefault(request_id, []).extend(logprobs)
                 case EndEvent(request_id, finish):
                     self.ends[request_id] = finish
 
