@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat.messages import Messages
-from ..errors import ConfigError
+from ..errors import BadParameter, ConfigError
 from ..sched.requests import SamplingParams
 from .options import sampling_values
 
@@ -77,6 +77,8 @@ class Conversation:
             self.values.pop(name, None)
             return
         value = _number(name, text)
+        if name == "max_tokens" and value < 1:
+            raise BadParameter(f"max_tokens is {text}; it must be at least 1, or default", param=name)
         changed: dict[str, Any] = {**self.values, name: value}
         SamplingParams(**changed)
         self.values[name] = value

@@ -68,6 +68,8 @@ class SamplingFlags:
         """Raises ConfigError, naming the flag, when a value is out of range: before a model is loaded."""
         from ..sched.requests import SamplingParams
 
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ConfigError(f"--max-tokens is {self.max_tokens}; it must be at least 1, or left out")
         try:
             SamplingParams(**self.given())  # type: ignore[arg-type]
         except BadParameter as error:
