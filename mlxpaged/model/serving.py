@@ -10,9 +10,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..config import EngineConfig
+from ..kernels.choose import AttentionPath
 from ..sched.allocator import GroupSpec
 from ..sched.table import blocks_for
+from .attention_path import attention_path
 from .check import differs_from_stock
+from .kernelpool import KernelPool
 from .kvplan import plan_blocks
 from .kvpool import KVPool
 from .kvspec import KVSpec, NotPaged, probe
@@ -33,13 +36,15 @@ _CPU_CONTEXTS = 4
 @dataclass(frozen=True)
 class Served:
     """A runner and what its scheduler must know: `groups` of KV, `num_rows` at once, tokens a step (`step_budget`),
-    whether prefixes are shared. `path` is "paged" or "one at a time"; `notes` are lines worth reading once."""
+    whether prefixes are shared, how many steps it runs `ahead`. `path` is "paged" or "one at a time"; `notes` are
+    lines worth reading once."""
 
     runner: Runner
     groups: tuple[GroupSpec, ...]
     num_rows: int
     step_budget: int
     share: bool
+    ahead: int
     path: str
     vocab_size: int
     context_len: int
@@ -96,14 +101,28 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
         )
     groups = tuple(GroupSpec(count, window) for count, window in zip(num_blocks, spec.windows, strict=True))
     sampler = Sampler(num_rows, spec.vocab_size)
-    runner = ModelRunner(loaded.model, make_pool(spec, num_blocks), groups, sampler, num_rows)
-    share = config.prefix_cache
-    return Served(runner, groups, num_rows, step_budget, share, "paged", spec.vocab_size, context_len)
+    path = attention_path(spec, config.attention, log.warning)
+    runner = ModelRunner(loaded.model, make_pool(spec, num_blocks, path), groups, sampler, num_rows)
+    return Served(
+        runner,
+        groups,
+        num_rows,
+        step_budget,
+        share=config.prefix_cache,
+        # A plain pool is written in place only while nothing in flight reads it: one step ahead it would be copied.
+        ahead=config.ahead if config.ahead is not None else int(path.launcher is not None),
+        path="paged",
+        vocab_size=spec.vocab_size,
+        context_len=context_len,
+        notes=(path.warning,) if path.warning else (),
+    )
 
 
-def make_pool(spec: KVSpec, num_blocks: Sequence[int]) -> KVPool:
-    """The pool for this device."""
-    return PlainPool(spec, num_blocks)
+def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> KVPool:
+    """The pool that `path` asks for."""
+    if path.launcher is None:
+        return PlainPool(spec, num_blocks)
+    return KernelPool(spec, num_blocks, path.launcher, path.choice.use_kernel)
 
 
 def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:
@@ -112,5 +131,14 @@ def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str
     runner = SoloRunner(loaded.model, Sampler(1, vocab_size))
     groups = (GroupSpec(blocks_for(context_len) + 1),)
     return Served(
-        runner, groups, 1, _step_budget(config), False, "one at a time", vocab_size, context_len, notes=(note,)
+        runner,
+        groups,
+        num_rows=1,
+        step_budget=_step_budget(config),
+        share=False,
+        ahead=0,
+        path="one at a time",
+        vocab_size=vocab_size,
+        context_len=context_len,
+        notes=(note,),
     )

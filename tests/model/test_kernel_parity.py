@@ -30,7 +30,7 @@ def emulated(monkeypatch, tmp_path):
     require_tools()
     monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
 
-    def pool(spec: KVSpec, num_blocks: Sequence[int]) -> KernelPool:
+    def pool(spec: KVSpec, num_blocks: Sequence[int], path: object) -> KernelPool:
         return KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,)))
 
     monkeypatch.setattr(serving, "make_pool", pool)
@@ -57,7 +57,7 @@ def test_emulated_kernels_give_stock_tokens(name) -> None:
 def test_gather_decode_gives_stock_tokens(monkeypatch) -> None:
     """Where timings say so, decode gathers instead: the same tokens."""
 
-    def pool(spec: KVSpec, num_blocks: Sequence[int]) -> KernelPool:
+    def pool(spec: KVSpec, num_blocks: Sequence[int], path: object) -> KernelPool:
         return KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,)), lambda rows, context: False)
 
     monkeypatch.setattr(serving, "make_pool", pool)
@@ -73,7 +73,7 @@ def test_gather_decode_gives_stock_tokens(monkeypatch) -> None:
 def test_the_pools_arrays_are_never_replaced(monkeypatch) -> None:
     made: list[KernelPool] = []
 
-    def pool(spec: KVSpec, num_blocks: Sequence[int]) -> KernelPool:
+    def pool(spec: KVSpec, num_blocks: Sequence[int], path: object) -> KernelPool:
         made.append(KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,))))
         return made[-1]
 
