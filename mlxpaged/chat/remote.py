@@ -83,6 +83,14 @@ class RemoteBackend:
     async def stats(self) -> EngineStats:
         return msgspec.convert(await self._json("GET", "/v1/kv"), EngineStats)
 
+    async def load(self, model: str) -> None:
+        """Make `model` answer there too. Raises ModelNotFound where the server does not know it or loads none."""
+        await self._send(self._client.build_request("POST", "/models/load", json={"model": model}, timeout=None))
+
+    async def unload(self, model: str) -> None:
+        """Give the memory of `model` back. Raises ModelNotFound where it is not there or the server unloads none."""
+        await self._send(self._client.build_request("POST", "/models/unload", json={"model": model}, timeout=None))
+
     async def close(self) -> None:
         """Close the connections; replies still running are cancelled by the server."""
         await self._client.aclose()

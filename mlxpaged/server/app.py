@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from starlette.applications import Starlette
@@ -42,6 +42,7 @@ from .errors import (
 )
 from .gate import Gate
 from .guard import LOCAL_ORIGINS, Guard
+from .handshake import Handshake
 from .openai import Asked, ChatDialect, CompletionDialect, Dialect
 from .sse import ClientGone, EventStream, event, while_connected
 
@@ -52,7 +53,8 @@ FINGERPRINT = f"mlxpaged-{__version__}"
 class ServerOptions:
     """What a person may set about the server. `loopback`: it is reachable from this machine only, so a foreign Host
     header can only come from a web page. `insecure_no_auth`: listening for other machines is wanted. `shutdown_s`: how
-    long replies may still run after the first signal."""
+    long replies may still run after the first signal. `secret`: what this user's faces know the server by.
+    `idle_exit_s`: the server ends itself after this long without a request."""
 
     loopback: bool = True
     insecure_no_auth: bool = False
@@ -61,6 +63,8 @@ class ServerOptions:
     max_body_bytes: int = 32 * 2**20
     keep_alive_s: float = 10.0
     shutdown_s: float = 10.0
+    secret: str | None = field(default=None, repr=False)
+    idle_exit_s: float | None = None
 
 
 def create_app(backend: LocalBackend, options: ServerOptions = ServerOptions(), gate: Gate | None = None) -> Starlette:
@@ -86,6 +90,7 @@ def create_app(backend: LocalBackend, options: ServerOptions = ServerOptions(), 
         routes=[
             Route("/", api.root),
             Route("/health", api.health),
+            Route("/handshake", Handshake(options.secret).answer),
             Route("/models", api.models),
             Route("/models/{name:path}", api.model),
             Route("/kv", api.kv),

@@ -88,6 +88,7 @@ class Server(uvicorn.Server):
         self._gate = Gate()
         self._options = options
         self._wake: Callable[[], object] = lambda: None
+        self._busy = (0, 0.0)  # requests so far, and the loop's time when one was last seen
         config = uvicorn.Config(
             create_app(backend, options, self._gate),
             http="httptools",
@@ -127,11 +128,19 @@ class Server(uvicorn.Server):
         # A tick keeps the Date header right; a signal or `stop` does not wait for one.
         woken = asyncio.Event()
         loop = asyncio.get_running_loop()
+        self._busy = (0, loop.time())
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)
-        while not await self.on_tick(0):
+        while not await self.on_tick(0) and not self._idled(loop.time()):
             with suppress(TimeoutError):
                 await asyncio.wait_for(woken.wait(), _TICK_S)
         self._wake = lambda: None
+
+    def _idled(self, now: float) -> bool:
+        """Whether no request came or ran for as long as the options allow."""
+        state, limit = self.server_state, self._options.idle_exit_s
+        if state.tasks or state.total_requests != self._busy[0]:
+            self._busy = (state.total_requests, now)
+        return limit is not None and now - self._busy[1] >= limit
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gate.close()
