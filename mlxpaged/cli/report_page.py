@@ -68,5 +68,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = str(value)
+    if isinstance(value, float):
+        text = f"{value:.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
     return " ".join(text.replace("|", "/").split())

@@ -130,6 +130,8 @@ def _record(
     report = trial.test(launcher, templates, on_progress=on_progress)
     if report.failure is not None:
         return Record(report, PathChoice())
+    if on_progress:
+        on_progress("timing both ways of decoding; the result is kept")
     try:
         choice = trial.times(launcher, templates)
     except Exception as error:  # out of memory, most likely: the kernels are right, so they serve at every size

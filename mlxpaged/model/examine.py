@@ -38,6 +38,8 @@ def examine(
         reason = differs_from_stock(loaded.model, spec, loaded.config)
     except NotPaged as error:
         reason = str(error)
+    except Exception as error:  # our bug or the device's: this is where a person looks for it
+        return loaded, [*found, _broken("served by", error)]
     if spec is None or reason is not None:
         advice = f"{loaded.name} is answered one request at a time; another model is served in batches"
         return loaded, [*found, Finding("served by", f"stock mlx-lm: {reason}", advice)]
@@ -55,5 +57,11 @@ def _attention(choose: Callable[[], AttentionPath]) -> list[Finding]:
         path = choose()
     except ConfigError as error:
         return [Finding("attention", "cannot be had as asked", str(error), problem=True)]
+    except Exception as error:  # the kernels' own failures are results; this is the device's, or a bug
+        return [_broken("attention", error)]
     advice = f"{path.warning}; please report it with `mlxpaged doctor --report FILE`" if path.warning else None
     return [Finding("attention", "; ".join(path.lines), advice)]
+
+
+def _broken(name: str, error: Exception) -> Finding:
+    return Finding(name, f"failed: {type(error).__name__}: {error}", "please report this with its text", problem=True)
