@@ -27,6 +27,7 @@ class EngineConfig:
     max_queue: requests waiting beyond that before Overloaded. step_budget: tokens one step may compute.
     memory_budget: bytes for the KV pool. num_blocks: blocks of the pool, overrides memory_budget (tests).
     ahead: steps launched before the last one's tokens are read. prefix_cache: share KV between requests.
+    idle_unload_s: seconds without a request after which the model gives its memory back; None: never.
     attention: our GPU kernels or plain MLX operations; auto takes the kernels where they pass their self-test.
     """
 
@@ -39,6 +40,7 @@ class EngineConfig:
     num_blocks: int | None = None
     ahead: int | None = None
     prefix_cache: bool = True
+    idle_unload_s: float | None = None
     attention: Attention = "auto"
 
     def __post_init__(self) -> None:
@@ -47,11 +49,12 @@ class EngineConfig:
         self._at_least("--max-queue", self.max_queue, 0)
         self._at_least("--step-budget", self.step_budget, 1)
         self._at_least("--memory-budget", self.memory_budget, 1)
+        self._at_least("--idle-unload", self.idle_unload_s, 1)
         self._at_least("num_blocks", self.num_blocks, 2)
         if self.attention not in get_args(Attention):
             raise ConfigError(f"--attention is {self.attention!r}; it must be one of {', '.join(get_args(Attention))}")
 
     @staticmethod
-    def _at_least(flag: str, value: int | None, least: int) -> None:
+    def _at_least(flag: str, value: float | None, least: int) -> None:
         if value is not None and value < least:
             raise ConfigError(f"{flag} is {value}; it must be at least {least}")

@@ -110,6 +110,16 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Loading:
+    """A model on its way into memory: how many bytes of what are fetched; zero once its files are only read."""
+
+    model: str
+    label: str = ""
+    done_bytes: int = 0
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A resident model as faces see it. `served_by` is "paged" or "one at a time"; `notes` are lines a person
     should read once (a fall-back, a conversion). `defaults` are the model's own sampling defaults."""

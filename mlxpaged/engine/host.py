@@ -3,6 +3,7 @@ now: another name replaces it once it is idle."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -23,11 +24,12 @@ class ModelHost:
         self.core: EngineCore | None = None
         self.info: ModelInfo | None = None
 
-    def load(self, name: str, on_progress: Callable[[Progress], None] | None = None) -> ModelInfo:
-        """Make `name` resident; returns at once when it is. Raises what resolving and loading raise."""
+    def load(self, name: str, on_progress: Callable[[Progress], None] | None = None, fetch: bool = True) -> ModelInfo:
+        """Make `name` resident; returns at once when it is. Raises what resolving and loading raise. Without `fetch`
+        nothing is downloaded."""
         if self.info is not None and self.info.name == name:
             return self.info
-        source = resolve(name, on_progress)
+        source = resolve(name, on_progress, fetch)
         self.unload()
         loaded = load(source, self._config.dtype)
         built = build(loaded, self._config)
@@ -53,4 +55,5 @@ class ModelHost:
     def unload(self) -> None:
         """Drop the resident model and give its memory back."""
         self.core = self.info = None
+        gc.collect()  # a model's modules refer to each other
         release_memory()

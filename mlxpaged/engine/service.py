@@ -14,6 +14,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -22,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from ..config import EngineConfig
-from ..errors import BadParameter, EngineError, MlxpagedError, Overloaded, PromptTooLong
+from ..errors import BadParameter, MlxpagedError, Overloaded, PromptTooLong
 from ..sched.requests import FinishReason, Grammar, Request, SamplingParams
-from .events import EngineStats, ModelInfo, Sink
+from .events import EngineStats, Loading, ModelInfo, Sink
 from .replies import Replies
 from .stats import snapshot
 
@@ -56,7 +57,9 @@ class EngineService:
         self._host: Any = None  # ModelHost, made on the thread: importing it imports mlx
         self._info: ModelInfo | None = None
         self._stats = snapshot(None, None, self._replies, 0.0)
-        self._turned = self._stats_at = time.monotonic()
+        self._turned = self._stats_at = self._used_at = time.monotonic()
+        self._loading: Loading | None = None
+        self._switches: deque[Callable[[], None]] = deque()  # loads and unloads that wait for running replies
         self._closing = False
         self._draining = False
         self._thread = threading.Thread(target=self._run, name="mlxpaged-engine", daemon=True)
@@ -66,12 +69,30 @@ class EngineService:
 
     @property
     def model(self) -> ModelInfo | None:
-        """The resident model, None before the first load."""
+        """The resident model; None before the first load, and after an unload."""
         return self._info
 
-    def load(self, name: str, on_progress: Callable[[Any], None] | None = None) -> Future[ModelInfo]:
-        """Make a model resident. Running replies finish first. `on_progress` is called on the engine thread."""
-        return self._call(lambda: self._load(name, on_progress))
+    @property
+    def loading(self) -> Loading | None:
+        """The load that was asked for and is not done, None when there is none."""
+        return self._loading
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine thread runs."""
+        return self._thread.is_alive()
+
+    def load(
+        self, name: str, on_progress: Callable[[Any], None] | None = None, fetch: bool = True
+    ) -> Future[ModelInfo]:
+        """Make a model resident. Running replies finish first; what is submitted for the old model after them fails.
+        `on_progress` may be called on any thread. Without `fetch` nothing is downloaded."""
+        self._loading = Loading(name)
+        return self._call(lambda: self._load(name, on_progress, fetch), after_replies=True)
+
+    def unload(self) -> Future[None]:
+        """Give the resident model's memory back, once running replies have finished."""
+        return self._call(self._unload, after_replies=True)
 
     def submit(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink, grammar: Grammar | None = None
@@ -80,7 +101,7 @@ class EngineService:
         `grammar` belongs to this request alone."""
         info = self._info
         if info is None:
-            raise EngineError("no model is loaded yet")
+            raise Overloaded("no model is loaded; try again soon")
         if self._closing or self._draining:
             raise Overloaded("the server is shutting down")
         prompt = _checked_prompt(prompt_ids, sampling, info)
@@ -90,7 +111,7 @@ class EngineService:
             raise Overloaded(f"{len(self._replies)} requests are live already; try again, or raise --max-queue")
         request = Request(next(self._ids), prompt, sampling, info.tokenizer.end_token_ids, grammar=grammar)
         self._replies.open(request, info.tokenizer, sink)
-        self._post(lambda: self._add(request))
+        self._post(lambda: self._add(request, info))
         return Handle(request.request_id, self)
 
     def stats(self) -> EngineStats:
@@ -108,7 +129,7 @@ class EngineService:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _call(self, action: Callable[[], Any]) -> Future[Any]:
+    def _call(self, action: Callable[[], Any], after_replies: bool = False) -> Future[Any]:
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -117,7 +138,7 @@ class EngineService:
             except BaseException as error:  # the caller's to handle
                 future.set_exception(error)
 
-        self._post(run)
+        self._post((lambda: self._switches.append(run)) if after_replies else run)
         return future
 
     def _post(self, action: Callable[[], None]) -> None:
@@ -129,15 +150,21 @@ class EngineService:
     def _busy(self) -> bool:
         return len(self._replies) > 0
 
+    @property
+    def _working(self) -> bool:
+        return self._host is not None and self._host.core is not None and not self._host.core.idle
+
     def _run(self) -> None:
+        # No local name holds the core: it would keep an unloaded model's memory.
         while not self._closing:
-            core = self._host.core if self._host is not None else None
-            working = core is not None and not core.idle
-            self._take_inbox(block=not working)
+            self._take_inbox(block=not self._working and not self._switches)
             self._turned = time.monotonic()
-            if working:
-                self._step(core)
-            self._refresh_stats(force=core is None or core.idle)
+            if self._working:
+                self._step(self._host.core)
+            elif self._switches:
+                self._switches.popleft()()
+            self._unload_idle()
+            self._refresh_stats(force=not self._working)
         self._replies.end_all(FinishReason.CANCELLED, "the engine was closed")
         if self._host is not None:
             self._host.close()
@@ -145,7 +172,7 @@ class EngineService:
     def _take_inbox(self, block: bool) -> None:
         try:
             while not self._closing:
-                action = self._inbox.get(block=block)
+                action = self._inbox.get(block, self._idle_left())
                 if action is not None:
                     action()
                 block = False
@@ -163,7 +190,27 @@ class EngineService:
         for request_id in self._replies.take(events):
             self._host.core.cancel(request_id)
 
-    def _load(self, name: str, on_progress: Callable[[Any], None] | None) -> ModelInfo:
+    def _idle_left(self) -> float | None:
+        """Seconds until the model is to be given up; None: never, as things are."""
+        if self._config.idle_unload_s is None or self._info is None or self._busy:
+            return None
+        return max(0.0, self._used_at + self._config.idle_unload_s - time.monotonic())
+
+    def _unload_idle(self) -> None:
+        if self._busy or self._switches:
+            self._used_at = time.monotonic()
+        elif self._idle_left() == 0:
+            assert self._info is not None
+            log.info("%s gives its memory back: no request for %g s", self._info.name, self._config.idle_unload_s)
+            self._unload()
+
+    def _unload(self) -> None:
+        if self._host is not None:
+            self._info = None
+            self._host.unload()
+            self._refresh_stats(force=True)
+
+    def _load(self, name: str, on_progress: Callable[[Any], None] | None, fetch: bool) -> ModelInfo:
         if self._host is None:
             from ..model.startup import before_mlx
             from ..model.upstream import import_mlx_lm
@@ -173,16 +220,25 @@ class EngineService:
             from .host import ModelHost
 
             self._host = ModelHost(self._config)
-        while self._host.core is not None and not self._host.core.idle:
-            self._step(self._host.core)
+
+        def told(progress: Any) -> None:
+            self._loading = Loading(name, progress.label, progress.done_bytes, progress.total_bytes)
+            if on_progress is not None:
+                on_progress(progress)
+
         try:
-            self._info = self._host.load(name, on_progress)
+            self._info = self._host.load(name, told, fetch)
         finally:
-            self._info = self._host.info
+            self._info, self._used_at = self._host.info, time.monotonic()
+            if self._loading is not None and self._loading.model == name:
+                self._loading = None
             self._refresh_stats(force=True)
         return self._info
 
-    def _add(self, request: Request) -> None:
+    def _add(self, request: Request, info: ModelInfo) -> None:
+        if info is not self._info:
+            self._replies.end(request.request_id, FinishReason.ERROR, f"{info.name} was unloaded; send it again")
+            return
         try:
             self._host.core.add(request)
         except MlxpagedError as error:

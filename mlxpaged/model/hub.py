@@ -14,8 +14,8 @@ from .upstream import quiet_environment
 PATTERNS = ["*.json", "model*.safetensors", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 
 
-def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = None) -> Path:
-    """The folder of a repository's files, fetched where it is not whole on disk.
+def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = None, fetch: bool = True) -> Path:
+    """The folder of a repository's files, fetched where it is not whole on disk; without `fetch` that is ModelNotFound.
 
     Raises ModelNotFound (missing, gated, no such revision), UnsupportedModel (no safetensors), Unreachable (no
     network) or ConfigError (the disk is full).
@@ -31,6 +31,8 @@ def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = N
             return found
     except Exception:  # not on disk, or not all of it: ask the network, which says what is wrong
         pass
+    if not fetch:
+        raise ModelNotFound(f"{repo} is not whole on this disk; `mlxpaged run {repo} Hello` fetches it")
     try:
         fetched = Path(hub.snapshot_download(repo, tqdm_class=bar, **options))
     except Exception as error:  # many kinds over its versions; told apart by name and status

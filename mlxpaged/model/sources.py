@@ -35,16 +35,18 @@ class ModelSource:
     kind: Literal["folder", "gguf"]
 
 
-def resolve(name: str, on_progress: OnProgress | None = None) -> ModelSource:
-    """Find what `name` means and fetch it where it is not on disk yet.
+def resolve(name: str, on_progress: OnProgress | None = None, fetch: bool = True) -> ModelSource:
+    """Find what `name` means and fetch it where it is not on disk yet; without `fetch` that is ModelNotFound.
 
     The alias first, then a path that exists, then a hub id (`org/name` or `org/name@revision`).
     Raises ModelNotFound, UnsupportedModel, ConfigError (a folder cannot be written) or Unreachable (no network).
     """
     name = name.strip()
     if name == "smollm2":
-        from .smollm2 import fetch_smollm2
+        from .smollm2 import fetch_smollm2, smollm2_path
 
+        if not fetch and not smollm2_path().is_file():
+            raise ModelNotFound("smollm2 is not on this disk; `mlxpaged run smollm2 Hello` fetches it")
         return ModelSource("smollm2", fetch_smollm2(on_progress), "gguf")
     path = Path(name).expanduser()
     if name and path.exists():
@@ -54,7 +56,7 @@ def resolve(name: str, on_progress: OnProgress | None = None) -> ModelSource:
         raise ModelNotFound(f"no model at {name!r}; give {_ACCEPTED}")
     from .hub import snapshot
 
-    return ModelSource(name, snapshot(hub["repo"], hub["revision"], on_progress), "folder")
+    return ModelSource(name, snapshot(hub["repo"], hub["revision"], on_progress, fetch), "folder")
 
 
 def _local(path: Path) -> ModelSource:

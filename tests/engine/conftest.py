@@ -75,7 +75,7 @@ def make_service(monkeypatch, tmp_path):
         model, config = tiny_model("llama", vocab_size=258)
         return loaded(model, config, tokenizer=byte_tokenizer(), context_len=400)
 
-    monkeypatch.setattr(host_module, "resolve", lambda name, on_progress=None: name)
+    monkeypatch.setattr(host_module, "resolve", lambda name, on_progress=None, fetch=True: name)
     monkeypatch.setattr(host_module, "load", tiny)
 
     def make(**engine: Any) -> TinyService:
