@@ -84,11 +84,21 @@ class RowStats:
     cached_tokens: int
     num_blocks: int
     age_s: float
+    tokens_per_s: float = 0.0  # since the first token
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRun:
+    """`count` neighbouring blocks of one owner: a request id, or "shared", "cached" or "free"."""
+
+    owner: int | str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot, taken between two steps. Blocks are counted over all KV groups; block 0 is not counted."""
+    """A snapshot, taken between two steps. Blocks are counted over all KV groups; block 0 is not counted.
+    `block_runs` holds, for each KV group, whose its blocks are, from block 1 on."""
 
     model: str | None = None
     rows: tuple[RowStats, ...] = ()
@@ -107,6 +117,11 @@ class EngineStats:
     evictions: int = 0
     memory_bytes: int = 0
     heartbeat_s: float = 0.0  # seconds since the engine thread last turned its loop, 0 while idle
+    block_runs: tuple[tuple[BlockRun, ...], ...] = ()
+    memory_active_bytes: int = 0  # what MLX uses now, used at most, and keeps for reuse
+    memory_peak_bytes: int = 0
+    memory_cache_bytes: int = 0
+    load_s: float = 0.0  # what loading the resident model took
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +148,4 @@ class ModelInfo:
     served_by: str = "paged"
     notes: tuple[str, ...] = ()
     defaults: dict[str, float] = field(default_factory=dict)
+    load_s: float = 0.0  # what loading took

@@ -29,7 +29,7 @@ class ModelHost:
         nothing is downloaded."""
         if self.info is not None and self.info.name == name:
             return self.info
-        source = resolve(name, on_progress, fetch)
+        source, begun = resolve(name, on_progress, fetch), time.monotonic()
         self.unload()
         loaded = load(source, self._config.dtype)
         built = build(loaded, self._config)
@@ -44,6 +44,7 @@ class ModelHost:
             served_by=built.served_by,
             notes=(*loaded.notes, *built.notes),
             defaults=loaded.defaults,
+            load_s=time.monotonic() - begun,
         )
         return self.info
 

@@ -76,6 +76,11 @@ def release_memory() -> None:
     mx.clear_cache()
 
 
+def memory_use() -> tuple[int, int, int]:
+    """Bytes that MLX holds now, held at most, and keeps for reuse."""
+    return mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
+
+
 def end_thread() -> None:
     """The calling thread uses MLX no more. Without this the interpreter may abort at its exit."""
     mx.synchronize()

@@ -11,6 +11,8 @@ import numpy as np
 from ..errors import InvariantError
 from .prefix import Prefix, PrefixTree
 
+SHARED, CACHED, FREE = -1, -2, -3
+
 
 class BlockPool:
     """`num_blocks` blocks, block 0 being the null block that is never given out.
@@ -30,6 +32,7 @@ class BlockPool:
         self._references = np.zeros(num_blocks, np.int32)
         self._references[0] = 1
         self._prefixes: list[Prefix | None] = [None] * num_blocks
+        self._findable = np.zeros(num_blocks, bool)  # has a prefix
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
 
     @property
@@ -39,14 +42,19 @@ class BlockPool:
 
     def counts(self) -> dict[str, int]:
         """Blocks by state: used (held), shared (held twice or more), cached (free, findable), free (the rest)."""
-        cached = sum(1 for block in self._free if self._prefixes[block] is not None)
         held = self._references[1:]
+        cached = int(np.count_nonzero(self._findable[1:] & (held == 0)))
         return {
             "used": int(np.count_nonzero(held)),
             "shared": int(np.count_nonzero(held > 1)),
             "cached": cached,
             "free": len(self._free) - cached,
         }
+
+    def marks(self) -> np.ndarray:
+        """int64 [num_blocks]: what each block is, as SHARED, CACHED, FREE, or 0 for one holder."""
+        lone = np.where(self._findable, CACHED, FREE)
+        return np.where(self._references == 0, lone, np.where(self._references > 1, SHARED, 0)).astype(np.int64)
 
     def take(self, count: int) -> list[int] | None:
         """`count` blocks with one reference each, their old content forgotten; None when there is no room."""
@@ -87,6 +95,7 @@ class BlockPool:
         if prefix.blocks[self._group] == 0 and self._prefixes[block_id] is None:
             prefix.blocks[self._group] = block_id
             self._prefixes[block_id] = prefix
+            self._findable[block_id] = True
             self._tree.use(prefix)
 
     def grow(self, num_blocks: int) -> None:
@@ -94,6 +103,7 @@ class BlockPool:
         added = num_blocks - self.num_blocks
         self._references = np.concatenate([self._references, np.zeros(added, np.int32)])
         self._prefixes += [None] * added
+        self._findable = np.concatenate([self._findable, np.zeros(added, bool)])
         for block in range(num_blocks - 1, self.num_blocks - 1, -1):
             self._free[block] = None
             self._free.move_to_end(block, last=False)
@@ -110,6 +120,7 @@ class BlockPool:
         prefix = self._prefixes[block]
         assert prefix is not None
         self._prefixes[block] = None
+        self._findable[block] = False
         prefix.blocks[self._group] = 0
         self._tree.drop(prefix)
 
@@ -128,5 +139,7 @@ class BlockPool:
         if np.any(free == (self._references > 0)):
             raise InvariantError(f"group {self._group}: a block is both held and free, or neither")
         for block, prefix in enumerate(self._prefixes):
+            if self._findable[block] != (prefix is not None):
+                raise InvariantError(f"block {block} of group {self._group} is wrongly marked as findable or not")
             if prefix is not None and prefix.blocks[self._group] != block:
                 raise InvariantError(f"block {block} of group {self._group} is not the one its prefix names")
