@@ -23,11 +23,14 @@ class TextStream:
     more. A stop string may span tokens or lie inside one; the text is cut at the earliest match."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self._detokenizer = tokenizer.detokenizer(sampling.skip_special_tokens, sampling.continues_text)
+        self._detokenizer = tokenizer.detokenizer(
+            sampling.skip_special_tokens, sampling.continues_text, sampling.shown_special_ids
+        )
         self._stops = tuple(stop for stop in sampling.stop if stop)
         self._min_tokens = sampling.min_tokens
-        self._marker = sampling.stop_after
-        self._armed = not self._marker
+        self._marker = sampling.stop_until or sampling.stop_after  # the next one that changes whether stops count
+        self._rest = (sampling.stop_after,) if sampling.stop_until and sampling.stop_after else ()
+        self._armed = bool(sampling.stop_until) or not sampling.stop_after
         self._recent: list[int] = []
         self._tokens = 0
         self._held = ""
@@ -42,8 +45,9 @@ class TextStream:
         if logprob is not None:
             # A token without text of its own yet goes out with the text that completes it.
             self._waiting.append((start, start + max(len(text), 1), logprob))
-        if not self._armed:
-            self._watch_marker(token_id)
+        was_armed = self._armed
+        self._watch_marker(token_id)
+        if not (was_armed and self._armed):
             return self._release(self._held + text, "")
         return self._match(self._held + text)
 
@@ -60,8 +64,12 @@ class TextStream:
         return Piece(rest, logprobs)
 
     def _watch_marker(self, token_id: int) -> None:
+        if not self._marker:
+            return
         self._recent = [*self._recent, token_id][-len(self._marker) :]
-        self._armed = tuple(self._recent) == self._marker
+        if tuple(self._recent) == self._marker:
+            self._armed = not self._armed
+            self._marker, self._rest = (self._rest[0], ()) if self._rest else ((), ())
 
     def _match(self, text: str) -> Piece:
         if self._tokens < self._min_tokens or not self._stops:

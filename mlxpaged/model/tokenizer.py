@@ -65,10 +65,17 @@ class Tokenizer:
         detokenizer = self.detokenizer(skip_special)
         return "".join([*map(detokenizer.add, ids), detokenizer.finish()])
 
-    def detokenizer(self, skip_special: bool = True, continuing: bool = False) -> Detokenizer:
+    def detokenizer(
+        self, skip_special: bool = True, continuing: bool = False, shown: Iterable[int] = ()
+    ) -> Detokenizer:
         """A fresh streaming decoder. `continuing`: the text goes on from earlier text, so that the space a
-        SentencePiece model writes before a first word is kept."""
-        return Detokenizer(self, skip_special, self._decoding.strip_spaces if not continuing else 0)
+        SentencePiece model writes before a first word is kept. `shown`: special ids that are not skipped."""
+        hidden = self._specials.difference(shown) if skip_special else frozenset()
+        return Detokenizer(self, hidden, self._decoding.strip_spaces if not continuing else 0)
+
+    def token_id(self, text: str) -> int | None:
+        """The id whose piece is exactly `text`, as special tokens and markers are; None where there is none."""
+        return self.raw.token_to_id(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes `token_id` stands for, also where they are a part of a character."""
@@ -86,13 +93,13 @@ class Tokenizer:
 class Detokenizer:
     """Ids to text, one at a time. Bytes wait until they complete a character, so that no piece is broken."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, strip_spaces: int) -> None:
-        self._tokenizer, self._skip_special, self._strip_spaces = tokenizer, skip_special, strip_spaces
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], strip_spaces: int) -> None:
+        self._tokenizer, self._hidden, self._strip_spaces = tokenizer, hidden, strip_spaces
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is unfinished."""
-        if self._skip_special and self._tokenizer.is_special(token_id):
+        if token_id in self._hidden:
             return ""
         return self._start(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
 

@@ -35,6 +35,8 @@ class SamplingParams:
     among n replies to one prompt; noise is a function of (seed, choice, position) only.
     `continues_text`: the prompt is plain text that the reply goes on from, so a first word keeps its space.
     `stop_after`: ids of a marker (end of thinking) after which stop strings are armed; empty: from the start.
+    `stop_until`: ids of a marker (start of thinking) up to which they are armed too; empty: `stop_after` says all.
+    `shown_special_ids`: special tokens whose text is part of the reply although the others are skipped.
     Raises BadParameter, naming the field, when a value is out of range.
     """
 
@@ -52,6 +54,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     stop_after: tuple[int, ...] = ()
+    stop_until: tuple[int, ...] = ()
+    shown_special_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mlxpaged.engine.text import TextStream
 from mlxpaged.sched.requests import SamplingParams, TokenLogprob
 
-from ..model.words import END, byte_tokenizer
+from ..model.words import END, START, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 
@@ -99,3 +99,15 @@ def test_every_token_shown_has_its_logprob(text, stops) -> None:
         shown += out.finish().logprobs
         assert [entry.token_id for entry in shown] == ids
     assert [entry.logprob for entry in shown] == [-float(place) for place in range(len(shown))]
+
+
+def test_stops_count_before_and_behind_thinking_but_not_inside() -> None:
+    thinking = {"stop": ("b",), "stop_until": tuple(b"<t>"), "stop_after": tuple(b"</t>")}
+    assert "".join(stream("<t>abc</t>abc", **thinking)[0]) == "<t>abc</t>a"
+    assert "".join(stream("abc", **thinking)[0]) == "a"
+    assert "".join(stream("a<t>b", **thinking)[0]) == "a<t>b"
+
+
+def test_a_special_token_is_shown_where_it_is_asked_for() -> None:
+    shown = TextStream(TOKENIZER, SamplingParams(shown_special_ids=(START,)))
+    assert [shown.add(START).text, shown.add(END).text, shown.add(97).text] == ["<start>", "", "a"]
