@@ -38,9 +38,14 @@ ENOUGH_SECONDS = 2.0
 """Of repeats, for one measurement."""
 
 
+MOST_ELEMENTS = 1 << 31
+"""Of one pool array."""
+
+
 @dataclass(frozen=True)
 class Load:
-    """One case: `lengths` are the rows' contexts, `positions` their query positions."""
+    """One case: `lengths` are the rows' contexts, `positions` their query positions. `spread`: the rows' blocks lie in
+    a pool so many times as large as they need."""
 
     name: str
     width: int
@@ -48,6 +53,7 @@ class Load:
     block_size: int = 16
     window: int | None = None
     positions: int = 1
+    spread: int = 1
     key_bytes: int = field(init=False)
     """Bytes of K that any kernel must read; V has as many."""
 
@@ -66,6 +72,7 @@ def loads() -> Iterator[Load]:
         mixed = tuple(np.geomspace(64, 8192, 32).astype(int).tolist())
         yield Load(f"w{width} B32 ctx 64..8192 mixed", width, mixed)
         yield Load(f"w{width} B32 ctx 32768 window 1024", width, (32768,) * 32, window=1024)
+        yield Load(f"w{width} B32 ctx 1024 spread as far", width, (1024,) * 32, spread=32)
         for block_size in (8, 32, 64):
             yield Load(f"w{width} B32 ctx 4096 block {block_size}", width, (4096,) * 32, block_size=block_size)
         yield Load(f"w{width} B1 ctx 30000 Q16", width, (30000,), positions=16)
@@ -174,8 +181,11 @@ def ragged_mask(load: Load) -> mx.array:
 def block_pools(load: Load) -> tuple[tuple[mx.array, mx.array], np.ndarray]:
     """Random pools that hold just the load's rows, and their shuffled tables [rows, width]."""
     counts = [-(-length // load.block_size) for length in load.lengths]
-    num_blocks = 1 + sum(counts)
-    blocks = np.random.default_rng(0).permutation(num_blocks - 1) + 1
+    most = MOST_ELEMENTS // (load.block_size * NUM_KV_HEADS * load.width)
+    num_blocks = min(1 + sum(counts) * load.spread, most)
+    # Rows that would need more share blocks, far apart in time: MLX's own operations end at so many elements.
+    order = np.random.default_rng(0).permutation(num_blocks - 1) + 1
+    blocks = np.resize(order, sum(counts))
     tables = np.zeros((len(counts), max(counts)), np.int32)
     for table, row_blocks in zip(tables, np.split(blocks, np.cumsum(counts)[:-1]), strict=True):
         table[: len(row_blocks)] = row_blocks
