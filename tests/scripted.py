@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from mlxpaged.engine.events import Delta, EngineStats, ModelInfo, RowStats, Sink, Timing, Usage
-from mlxpaged.errors import BadParameter, Overloaded, PromptTooLong
+from mlxpaged.engine.events import Delta, EngineStats, Loading, ModelInfo, RowStats, Sink, Timing, Usage
+from mlxpaged.errors import BadParameter, Overloaded, PromptTooLong, UnsupportedModel
 from mlxpaged.sched.requests import FinishReason, SamplingParams, TokenLogprob
 
 CHATML = (
@@ -97,7 +97,8 @@ class ScriptedHandle:
 
 class ScriptedService:
     """Answers every request by `script(prompt_ids, sampling)`. `submitted` lists what came in, in order;
-    `num_cancelled` counts the requests somebody cancelled."""
+    `num_cancelled` counts the requests somebody cancelled. A load waits for running replies and, with `hold_loads`,
+    for `finish_loads`; one of a name in `broken` fails. `loads` lists (name, whether it might be fetched)."""
 
     def __init__(
         self,
@@ -107,6 +108,8 @@ class ScriptedService:
         max_queue: int = 512,
         context_len: int = 4096,
         loading: bool = False,
+        hold_loads: bool = False,
+        broken: Sequence[str] = (),
         **model: object,
     ) -> None:
         info = ModelInfo(
@@ -119,6 +122,11 @@ class ScriptedService:
         )
         self._info = replace(info, **model)
         self.model: ModelInfo | None = None if loading else self._info
+        self.loading: Loading | None = Loading(self._info.name) if loading else None
+        self.alive = True
+        self.loads: list[tuple[str, bool]] = []
+        self._hold_loads, self._broken = hold_loads, set(broken)
+        self._switches: list[Callable[[], None]] = []
         self.submitted: list[tuple[tuple[int, ...], SamplingParams]] = []
         self.num_steps = 0
         self.num_cancelled = 0
@@ -131,11 +139,43 @@ class ScriptedService:
         if self._thread:
             self._thread.start()
 
-    def load(self, name: str, on_progress: object = None) -> Future[ModelInfo]:
-        self.model = replace(self._info, name=name)
+    def load(self, name: str, on_progress: object = None, fetch: bool = True) -> Future[ModelInfo]:
         loaded: Future[ModelInfo] = Future()
-        loaded.set_result(self.model)
+
+        def switch() -> None:
+            self.loading = None
+            self.model = None if name in self._broken else replace(self._info, name=name)
+            if self.model:
+                loaded.set_result(self.model)
+            else:
+                loaded.set_exception(UnsupportedModel(f"mlx-lm cannot load {name}"))
+
+        with self._changed:
+            self.loads.append((name, fetch))
+            self.loading = Loading(name)
+            self._switches.append(switch)
+            self._changed.notify_all()
+            if not self._hold_loads:
+                self.finish_loads()
         return loaded
+
+    def unload(self) -> Future[None]:
+        done: Future[None] = Future()
+
+        def switch() -> None:
+            self.model = None
+            done.set_result(None)
+
+        with self._changed:
+            self._switches.append(switch)
+            self.finish_loads()
+        return done
+
+    def finish_loads(self) -> None:
+        """Let the loads that were asked for happen, as soon as no reply runs."""
+        with self._changed:
+            while self._switches and not self._rows:
+                self._switches.pop(0)()
 
     def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink) -> ScriptedHandle:
         with self._changed:
@@ -203,6 +243,8 @@ class ScriptedService:
                     usage = Usage(len(row.prompt_ids), row.num_completion, self.cached_tokens)
                     delta = replace(delta, usage=usage, timing=Timing(0.0, 0.25, 1.25))
                 row.sink(delta)
+            if not self._hold_loads:
+                self.finish_loads()
             self._changed.notify_all()
 
     def wait_until(self, holds: Callable[[EngineStats], bool], timeout_s: float = 20.0) -> None:

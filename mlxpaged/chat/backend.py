@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-from ..engine.events import Delta, EngineStats, ModelInfo
-from ..errors import BadParameter, Overloaded, RequestError
+from ..engine.events import Delta, EngineStats, Loading, ModelInfo
+from ..errors import BadParameter, ModelNotFound, Overloaded, RequestError
 from ..sched.requests import SamplingParams
 from .messages import Messages
+from .residency import Residency
 from .template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ Prompt = Messages | str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as a face lists it. `state` is "ready" or "loading"; `defaults` are the model's own sampling
-    defaults; `context_len`, the most tokens one request may hold, is None while unknown."""
+    """A model as a face lists it. `state` is "ready", "loading" or "unloaded" (on disk; naming it in a request or
+    `load` makes it ready); `defaults` are the model's own sampling defaults; `context_len`, the most tokens one
+    request may hold, is None while unknown."""
 
     name: str
     state: str = "ready"
@@ -108,19 +110,36 @@ class Backend(Protocol):
 
     async def models(self) -> tuple[ModelCard, ...]: ...
 
+    async def load(self, model: str) -> None:
+        """Make `model` ready. Raises ModelNotFound where it is not known there; nothing is downloaded."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Give the memory of `model` back. Raises ModelNotFound where it is not known there."""
+        ...
+
     async def stats(self) -> EngineStats: ...
 
 
 class LocalBackend:
     """A backend over an engine in this process.
 
-    `name`, where given, is listed as loading until the engine holds a model. `aliases` are further names of it.
+    `name` is the model that a face starts with; `aliases` are further names of it. `installed` lists what else may be
+    loaded because a request says so: names of models that are on disk.
     """
 
-    def __init__(self, service: EngineService, name: str | None = None, aliases: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        service: EngineService,
+        name: str | None = None,
+        aliases: Sequence[str] = (),
+        installed: Callable[[], Sequence[str]] = lambda: (),
+    ) -> None:
         self._service = service
         self._name = name
-        self._aliases = tuple(aliases)
+        self._aliases = tuple(alias for alias in aliases if alias != name)
+        self._installed = installed
+        self._residency = Residency(service)
         self._template: tuple[ModelInfo, ChatTemplate] | None = None
         self._inbox: _Inbox | None = None
 
@@ -131,6 +150,7 @@ class LocalBackend:
         inbox = self._inbox_of(asyncio.get_running_loop())
         # The handle exists only once `submit` returns; the engine may call the sink before that, never needing it.
         reply = Reply(len(prompt_ids), lambda: handle.cancel())
+        sampling = replace(sampling, continues_text=sampling.continues_text or isinstance(prompt, str))
         handle = self._service.submit(prompt_ids, sampling, lambda delta: inbox.post(reply, delta))
         return reply
 
@@ -152,21 +172,75 @@ class LocalBackend:
         return self._model().tokenizer.token_bytes(token_id)
 
     async def models(self) -> tuple[ModelCard, ...]:
-        model = self._service.model
-        if model is None:
-            return (ModelCard(self._name, state="loading"),) if self._name else ()
-        card = ModelCard(
-            name=model.name,
-            context_len=_context_len(model),
-            created=model.created,
-            defaults=model.defaults,
-            served_by=model.served_by,
-            notes=model.notes,
-        )
-        return (card, *(replace(card, name=alias) for alias in self._aliases if alias != card.name))
+        cards = self._near_cards()
+        known = {card.name for card in cards}
+        more = await asyncio.to_thread(self._installed)
+        return (*cards, *(self._absent(name) for name in dict.fromkeys(more) if name not in known))
+
+    async def find(self, name: str | None) -> ModelCard:
+        """The card that a request means: absent, empty or `default` is whichever model is ready, else the first one.
+        Raises ModelNotFound."""
+        cards = self._near_cards()
+        if name in {None, "", "default"}:
+            if not cards:
+                raise Overloaded("no model is loaded yet; try again soon")
+            return cards[0]
+        for card in cards:
+            if card.name == name:
+                return card
+        if name in await asyncio.to_thread(self._installed):
+            return self._absent(str(name))
+        known = ", ".join(dict.fromkeys(card.name for card in cards))
+        raise ModelNotFound(f"the model {name!r} is not here; this server has {known}; /v1/models lists all of them")
+
+    @property
+    def switching(self) -> bool:
+        """Whether a model is being replaced, so that a request has to wait whatever it names."""
+        return self._residency.switching
+
+    @asynccontextmanager
+    async def resident(self, name: str) -> AsyncIterator[None]:
+        """Inside, the model called `name` (see `find`) is in memory and stays. It is loaded first where it is not:
+        running replies finish before, and nothing is downloaded. Raises Overloaded while the first load lasts, and
+        what loading raises."""
+        async with self._residency.of(self._own_name(name)):
+            yield
+
+    async def load(self, model: str) -> None:
+        async with self.resident((await self.find(model)).name):
+            return
+
+    async def unload(self, model: str) -> None:
+        await self._residency.unload(self._own_name((await self.find(model)).name))
 
     async def stats(self) -> EngineStats:
         return self._service.stats()
+
+    @property
+    def loading(self) -> Loading | None:
+        """The load under way, with its progress."""
+        return self._service.loading
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is still an engine that could answer."""
+        return self._service.alive
+
+    def _own_name(self, name: str) -> str:
+        return self._name if self._name and name in self._aliases else name
+
+    def _near_cards(self) -> list[ModelCard]:
+        """The model in memory first, then the one that the face was started with, each with its aliases."""
+        model = self._service.model
+        cards = [] if model is None else [_ready(model)]
+        if self._name and (model is None or model.name != self._name):
+            cards.append(self._absent(self._name))
+        own = next((card for card in cards if card.name == self._name), None)
+        return [*cards, *(replace(own, name=alias) for alias in self._aliases if own)]
+
+    def _absent(self, name: str) -> ModelCard:
+        loading = self._service.loading
+        return ModelCard(name, state="loading" if loading and loading.model == name else "unloaded")
 
     def _model(self) -> ModelInfo:
         if self._service.model is None:
@@ -228,6 +302,17 @@ class _Inbox:
             reply.take(delta)
 
 
+def _ready(model: ModelInfo) -> ModelCard:
+    return ModelCard(
+        name=model.name,
+        context_len=_context_len(model),
+        created=model.created,
+        defaults=model.defaults,
+        served_by=model.served_by,
+        notes=model.notes,
+    )
+
+
 def _context_len(model: ModelInfo) -> int:
     """The most tokens one request may hold, prompt and reply: the model's context, or what the KV pool admits."""
     return min(model.context_len, model.max_prompt + 1)
@@ -239,7 +324,7 @@ def _fitted(model: ModelInfo, prompt_len: int, sampling: SamplingParams) -> Samp
     room = max(_context_len(model) - prompt_len, 1)
     return replace(
         sampling,
-        max_tokens=min(sampling.max_tokens or room, room),
+        max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
         min_tokens=min(sampling.min_tokens, room),
         top_k=min(sampling.top_k, model.vocab_size),
     )

@@ -2,20 +2,26 @@
 
 Models: `scripted`; `untemplated` (no chat template); `missing` and `broken` fail to load; `fifo:PATH` is loaded once
 somebody writes to that pipe. What the last user message is decides the reply: see `answer`.
+
+A chat holds its engine in its own process here, unless ATTACHES is set: then servers are started as they are for real.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from mlxpaged.__main__ import main
+from mlxpaged.chat import attach
 from mlxpaged.cli import compose
+from mlxpaged.cli.progress import LoadProgress
 from mlxpaged.config import EngineConfig
 from mlxpaged.engine.events import Delta, ModelInfo
 from mlxpaged.errors import ModelNotFound
@@ -46,6 +52,8 @@ def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
     prompt = b"".join(ByteTokenizer().token_bytes(token_id) for token_id in prompt_ids).decode(errors="replace")
     last = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
     match last:
+        case "slow":
+            return [*says("Once upon a time", " there was")[:-1], STALL]
         case "stall":
             return [*says("Once upon ", "a time")[:-1], STALL]
         case "silence":
@@ -67,7 +75,7 @@ def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
 class StallingService(ScriptedService):
     """Leaves stalled replies alone until they are cancelled, and loads models by name."""
 
-    def load(self, name: str, on_progress: object = None) -> Future[ModelInfo]:
+    def load(self, name: str, on_progress: object = None, fetch: bool = True) -> Future[ModelInfo]:
         loading: Future[ModelInfo] = Future()
         self._name = name
         self.model = None
@@ -117,7 +125,30 @@ def scripted_engine(config: EngineConfig) -> Iterator[StallingService]:
         service.close()
 
 
-if __name__ == "__main__":
+@contextmanager
+def scripted_chat(
+    model: str | None, url: str | None, api_key: str | None, flags: tuple[str, ...], progress: LoadProgress
+) -> Iterator[compose.Opened]:
+    """What a chat speaks through: the server at `url`, else a scripted engine in this process."""
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    if url:
+        yield compose.OpenedAttached(model, url, api_key, flags, progress)
+        return
+    with scripted_engine(EngineConfig(context_len=int(given.get("--ctx", 0)) or None)) as service:
+        yield compose.OpenedLocally(service, model or "scripted", progress)
+
+
+def over_scripts() -> None:
+    """Scripted engines in place of real ones, in this process and in the servers that it starts."""
     compose.started_engine = scripted_engine
+    compose.fetch_model = lambda name, progress: None
+    if os.environ.get("ATTACHES"):
+        attach.Start = partial(attach.Start, program=(sys.executable, "-m", "tests.cli.program"))
+    else:
+        compose.opened_for_chat = scripted_chat
+
+
+if __name__ == "__main__":
+    over_scripts()
     sys.argv[0] = "mlxpaged"
     main()

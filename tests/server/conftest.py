@@ -29,11 +29,16 @@ class Running:
 
 @contextmanager
 def running_server(
-    service: ScriptedService, options: ServerOptions | None = None, aliases: tuple[str, ...] = ()
+    service: ScriptedService,
+    options: ServerOptions | None = None,
+    aliases: tuple[str, ...] = (),
+    installed: tuple[str, ...] = (),
 ) -> Iterator[Running]:
+    name = service.model.name if service.model else "scripted"
+    backend = LocalBackend(service, name=name, aliases=aliases, installed=lambda: installed)
     sockets = listen("127.0.0.1", 0)
     url = url_of(sockets[0])
-    server = Server(LocalBackend(service, name="scripted", aliases=aliases), options or ServerOptions())
+    server = Server(backend, options or ServerOptions())
     thread = threading.Thread(target=server.run_until_stopped, args=(sockets,))
     thread.start()  # the sockets listen already: a client that connects now only waits
     try:
