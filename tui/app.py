@@ -1,0 +1,91 @@
+"""The full-screen app. Owns its beginning and end, the themes and the clipboard; what is on the screen is the chat
+screen's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container
+from contextlib import suppress
+from typing import ClassVar
+
+from textual.app import App
+
+from .. import paths
+from ..chat.store import Store
+from ..errors import MlxpagedError
+from .chat_screen import ChatScreen
+from .commands import PaletteCommands
+from .themes import NIGHT, THEMES
+from .tracker import Change, Connect, Tracker
+
+
+class TuiApp(App[None]):
+    """Several live sessions over one engine.
+
+    `session`: what to open first, by id or title; None: a new one. `theme`: one of Textual's or ours; None: the one
+    used last. `params`: sampling values of new sessions.
+    """
+
+    CSS_PATH: ClassVar = ["chat_screen.tcss", "sidebar.tcss", "transcript.tcss", "details.tcss", "dialogs.tcss"]
+    COMMANDS: ClassVar = {PaletteCommands}
+    ENABLE_COMMAND_PALETTE = True
+    TITLE = "mlxpaged"
+
+    def __init__(
+        self,
+        store: Store,
+        connect: Connect,
+        session: str | None = None,
+        theme: str | None = None,
+        system: str | None = None,
+        params: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tracker = Tracker(store, connect, self._changed)
+        self.rescued: str | None = None
+        """A file that took what could not be saved; known once the app has ended."""
+        self._first = store.find(session).id if session else None
+        self._chat: ChatScreen | None = None
+        self._system, self._params = system, params
+        for one in THEMES:
+            self.register_theme(one)
+        self._asked_theme = theme
+
+    async def on_mount(self) -> None:
+        self.theme = self._asked_theme or _remembered_theme(self.available_themes)
+        self.theme_changed_signal.subscribe(self, lambda theme: _remember_theme(theme.name))
+        await self.tracker.load()
+        first = self._first or self.tracker.new(system=self._system, params=self._params).id
+        self._chat = ChatScreen(self.tracker, first)
+        await self.push_screen(self._chat)
+        self.run_worker(self._greet())
+
+    async def action_quit(self) -> None:
+        """Stops what runs, saves, leaves."""
+        self.rescued = await self.tracker.close()
+        self.exit()
+
+    async def _greet(self) -> None:
+        """Reaches the engine while the person may already write."""
+        with suppress(MlxpagedError):
+            engine = await self.tracker.ready()
+            if engine.link.notice:
+                self.notify(engine.link.notice, timeout=8, markup=False)
+
+    def _changed(self, session_id: str, change: Change) -> None:
+        if self._chat:
+            self._chat.changed(session_id, change)
+
+
+def _remembered_theme(known: Container[str]) -> str:
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        name = json.loads((paths.state_dir() / "tui.json").read_text(encoding="utf-8"))["theme"]
+        if name in known:
+            return str(name)
+    return NIGHT.name
+
+
+def _remember_theme(name: str) -> None:
+    with suppress(OSError):
+        paths.state_dir().mkdir(parents=True, exist_ok=True, mode=0o700)
+        (paths.state_dir() / "tui.json").write_text(json.dumps({"theme": name}), encoding="utf-8")

@@ -1,0 +1,70 @@
+"""The lines above and below the conversation. Owns their words; knows no session's turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.widgets import Static
+
+from ..chat.foreign import neutralise
+from .commands import Command
+from .state import Talk
+
+HINTED = 7
+
+
+class TitleBar(Horizontal):
+    """Left the session, right what answers and how much it does."""
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="title-left")
+        yield Static("", id="title-right")
+
+    def show(self, talk: Talk, talks: Sequence[Talk], model: str | None, note: str, failed: bool) -> None:
+        """Draws both sides."""
+        name = " ".join(neutralise(talk.name).split())
+        left = Content.assemble(("▞ mlxpaged", "bold $primary"), ("  │  ", "$foreground-disabled"), (name, "bold"))
+        self.query_one("#title-left", Static).update(left)
+        self.query_one("#title-right", Static).update(self._right(talks, model, note, failed))
+
+    @staticmethod
+    def _right(talks: Sequence[Talk], model: str | None, note: str, failed: bool) -> Content:
+        if note:
+            return Content.styled(
+                f"! {neutralise(note)}" if failed else f"◌ {neutralise(note)}", "$error" if failed else "$warning"
+            )
+        live = [talk for talk in talks if talk.phase.is_live]
+        rate = sum(talk.rate.per_s for talk in live)
+        parts = [Content.styled(f"{len(live)} writing · {rate:.0f} tok/s", "$success")] if live else []
+        parts += [Content.styled(neutralise(model), "$foreground-muted")] if model else []
+        return Content.styled("  │  ", "$foreground-disabled").join(parts)
+
+
+class HintBar(Static):
+    """One or a few lines above the prompt; gone when there is nothing to say."""
+
+    def show(self, content: Content | None) -> None:
+        """Draws `content`, or nothing."""
+        self.display = content is not None
+        self.update(content or Content(""))
+
+
+def command_hint(commands: Sequence[Command]) -> Content:
+    """The commands that a line may become."""
+    lines = []
+    for number, command in enumerate(commands[:HINTED]):
+        name = f"/{command.name} {command.takes}".rstrip()
+        lines.append(
+            Content.assemble(
+                (f"{name:<24}", "bold $primary" if number == 0 else "$primary"),
+                (command.about, "$foreground-muted"),
+                (f"  {command.key}", "$foreground-disabled"),
+                ("   Tab completes" if number == 0 else "", "$foreground-disabled"),
+            )
+        )
+    if len(commands) > HINTED:
+        lines.append(Content.styled(f"and {len(commands) - HINTED} more: /help", "$foreground-disabled"))
+    return Content("\n").join(lines)

@@ -1,0 +1,359 @@
+"""The screen with everything on it. Owns which session is shown, when things are drawn and what each key does; session
+state is the tracker's.
+
+Nothing runs while nothing happens: the tracker says what changed, and one timer draws it, at most eight times a second
+and less often where drawing is slow. Only the pane that shows the engine asks for news by itself, while it is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.content import Content
+from textual.screen import Screen
+from textual.timer import Timer
+from textual.widgets import Footer
+
+from ..engine.events import EngineStats
+from ..errors import MlxpagedError
+from .bars import HintBar, TitleBar, command_hint
+from .commands import command_of, is_command, matching, unescaped
+from .deeds import Deeds
+from .details import Details, Rates, View
+from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell
+from .prompt import Prompt
+from .sidebar import Sidebar
+from .state import Talk
+from .tracker import Change, Tracker
+from .transcript import Transcript
+
+DRAW_S = 0.12
+"""Least time between two drawings of replies that grow."""
+
+LOOK_S, IDLE_LOOK_S, AWAY_LOOK_S = 0.5, 3.0, 10.0
+"""Time between two looks at the engine: while it computes, while it does not, while the terminal is elsewhere."""
+
+KEPT_TRANSCRIPTS = 6
+SIDEBAR_FROM, DETAILS_FROM = 90, 150
+"""Columns from which a pane is shown without being asked for."""
+
+
+class ChatScreen(Deeds, Screen[None]):
+    """Sessions, conversation, prompt, engine."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "escape", "stop", priority=True, show=False),
+        Binding("ctrl+n", "do('new')", "new", priority=True),
+        Binding("ctrl+pagedown", "step(1)", "next", priority=True, show=False),
+        Binding("ctrl+pageup", "step(-1)", "previous", priority=True, show=False),
+        Binding("ctrl+p", "app.command_palette", "commands", priority=True),
+        Binding("ctrl+r", "do('retry')", "retry", priority=True, show=False),
+        Binding("ctrl+y", "do('copy')", "copy code", priority=True, show=False),
+        Binding("ctrl+f", "do('search')", "search", priority=True),
+        Binding("ctrl+b", "do('sessions')", "sessions", priority=True),
+        Binding("f2", "do('stats')", "engine", priority=True),
+        Binding("f1", "do('help')", "keys", priority=True),
+        Binding("ctrl+t", "do('think')", "thinking", priority=True, show=False),
+        Binding("ctrl+g", "editor", "editor", priority=True, show=False),
+        Binding("ctrl+o", "open_chips", "open pasted", priority=True, show=False),
+        Binding("ctrl+c", "interrupt", "stop", priority=True, show=False),
+        Binding("ctrl+q", "do('bye')", "leave", priority=True, show=False),
+        Binding("ctrl+up", "mark(-1)", "mark", priority=True, show=False),
+        Binding("ctrl+down", "mark(1)", "mark", priority=True, show=False),
+        Binding("pageup", "page(-1)", "scroll", priority=True, show=False),
+        Binding("pagedown", "page(1)", "scroll", priority=True, show=False),
+        *(Binding(f"alt+{n}", f"go({n})", f"session {n}", priority=True, show=False) for n in range(1, 10)),
+    ]
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - the base class declares it so
+        (0, "-tiny"),
+        (60, "-narrow"),
+        (SIDEBAR_FROM, "-wide"),
+    ]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (15, "-tall")]  # noqa: RUF012
+
+    def __init__(self, tracker: Tracker, first: str) -> None:
+        super().__init__()
+        self.tracker = tracker
+        self.chosen = first
+        self._dirty: dict[str, Change] = {}
+        self._timer: Timer | None = None
+        self._drawing = False
+        self._next_draw = 0.0
+        self._transcripts: dict[str, Transcript] = {}
+        self._drafts: dict[str, str] = {}
+        self._wanted: dict[str, bool] = {}
+        self.editing: str | None = None
+        self._stats: EngineStats | None = None
+        self._rates = Rates()
+        self._look_timer: Timer | None = None
+        self._away = False
+        self._told: str | None = None
+
+    def compose(self) -> ComposeResult:
+        yield TitleBar()
+        with Horizontal(id="middle"):
+            yield Sidebar()
+            with Vertical(id="centre"):
+                yield Vertical(id="transcripts")
+                yield HintBar()
+                yield Prompt()
+            yield Details()
+        yield Footer(show_command_palette=False)
+
+    async def on_mount(self) -> None:
+        self.query_one(HintBar).show(None)
+        self._arrange()
+        self.prompt.focus()
+        await self.show_session(self.chosen)
+
+    # -- what is there -----------------------------------------------------------------------------------------
+
+    @property
+    def talks(self) -> list[Talk]:
+        """Every session, in the order of the list."""
+        return list(self.tracker.talks.values())
+
+    @property
+    def talk(self) -> Talk:
+        """The session on the screen."""
+        return self.tracker.talks[self.chosen]
+
+    @property
+    def prompt(self) -> Prompt:
+        """Where the person writes."""
+        return self.query_one(Prompt)
+
+    @property
+    def transcript(self) -> Transcript:
+        """The turns on the screen."""
+        return self._transcripts[self.chosen]
+
+    # -- drawing -----------------------------------------------------------------------------------------------
+
+    def changed(self, session_id: str, change: Change) -> None:
+        """The tracker's word that there is something to draw; cheap, and called for every token."""
+        self._dirty[session_id] = self._dirty.get(session_id, Change(0)) | change
+        if self._timer is None and not self._drawing and self.is_mounted:
+            self._timer = self.set_timer(max(self._next_draw - time.monotonic(), 0.001), self._draw_in_background)
+
+    def _draw_in_background(self) -> None:
+        """In a worker: keys are answered while widgets are mounted."""
+        self._timer, self._drawing = None, True
+        self.run_worker(self._draw(), group="draw")
+
+    async def _draw(self) -> None:
+        began = time.monotonic()
+        dirty, self._dirty = self._dirty, {}
+        try:
+            self._draw_frame(dirty)
+            mine = dirty.get(self.chosen, Change(0))
+            if mine & (Change.TURNS | Change.TEXT | Change.PHASE) and self.chosen in self._transcripts:
+                await self.transcript.bring_up_to_date()
+        finally:
+            self._drawing = False
+            now = time.monotonic()
+            self._next_draw = now + max(DRAW_S, 4 * (now - began))
+            if self._dirty:
+                self.changed("", Change(0))
+
+    def _draw_frame(self, dirty: dict[str, Change]) -> None:
+        if self.chosen not in self.tracker.talks:
+            self.run_worker(self.show_session(self.talks[0].id if self.talks else self.tracker.new().id))
+            return
+        for session_id, change in dirty.items():
+            talk = self.tracker.talks.get(session_id)
+            if talk and change & Change.TURNS and talk.unseen:
+                self._ended(talk)
+        self._draw_bars()
+        if dirty.get("", Change(0)) & Change.ENGINE:
+            self._look_soon()
+        if self.query_one(Details).display:
+            self._draw_details()
+
+    def _draw_bars(self) -> None:
+        engine = self.tracker.engine
+        talks = self.talks
+        self.query_one(Sidebar).show(talks, self.chosen)
+        model = engine.card.name if engine else None
+        self.query_one(TitleBar).show(self.talk, talks, model, self.tracker.engine_note, self.tracker.engine_failed)
+        self._draw_hint()
+        if self.tracker.problem != self._told:
+            self._told = self.tracker.problem
+            if self._told:
+                self.notify(self._told, title="Not saved", severity="warning", timeout=15, markup=False)
+
+    def _ended(self, talk: Talk) -> None:
+        """A reply is complete: seen here, or worth a bell."""
+        if talk.id == self.chosen:
+            self.tracker.seen(talk.id)
+        else:
+            self.app.bell()
+
+    def _draw_hint(self) -> None:
+        found = matching(self.prompt.text)
+        hint: Content | None = None
+        if found:
+            hint = command_hint(found)
+        elif self.editing:
+            hint = Content.styled("writing an earlier turn anew · Enter sends it · Esc leaves it as it was", "$warning")
+        elif self.talk.busy:
+            hint = Content.styled("this session is open in another mlxpaged; /fork makes one of your own", "$warning")
+        self.query_one(HintBar).show(hint)
+
+    def _draw_details(self) -> None:
+        engine = self.tracker.engine
+        card = engine.card if engine else None
+        view = View(self.talk, self.talks, card, self._stats, list(self._rates.values))
+        self.query_one(Details).show(view)
+
+    # -- the engine from inside --------------------------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        if self._look_timer is None and self.query_one(Details).display:
+            self._look_timer = self.set_timer(0.01, self._look_in_background)
+
+    def _look_in_background(self) -> None:
+        self.run_worker(self._look(), group="look", exclusive=True)
+
+    async def _look(self) -> None:
+        """One look at the engine's figures, and the time of the next one."""
+        engine, before = self.tracker.engine, self._stats
+        if engine:
+            try:
+                self._stats = await engine.backend.stats()
+                self._rates.look(time.monotonic(), self._stats.generated_tokens)
+            except MlxpagedError:
+                self._stats = None
+        busy = bool(self._stats and self._stats.rows) or any(talk.phase.is_live for talk in self.talks)
+        quiet = (
+            self._stats and before and not busy and self._stats.steps == before.steps and not any(self._rates.values)
+        )
+        shown = self.query_one(Details).display
+        if shown and not quiet:
+            self._draw_details()
+        self._look_timer = None
+        if shown and engine:
+            pause = AWAY_LOOK_S if self._away else LOOK_S if busy else IDLE_LOOK_S
+            self._look_timer = self.set_timer(pause, self._look_in_background)
+
+    def on_app_blur(self) -> None:
+        self._away = True
+
+    def on_app_focus(self) -> None:
+        self._away = False
+
+    # -- sessions ----------------------------------------------------------------------------------------------
+
+    async def show_session(self, session_id: str) -> None:
+        """Puts a session on the screen; what was being written for the other stays with it."""
+        if session_id not in self.tracker.talks:
+            return
+        if self.chosen != session_id:
+            self._drafts[self.chosen] = self.prompt.text
+        self.editing = None
+        talk = await self.tracker.look_at(session_id)
+        before, self.chosen = self.chosen, session_id
+        transcript = self._transcripts.pop(session_id, None) or Transcript(talk)
+        self._transcripts[session_id] = transcript
+        if transcript.parent is None:
+            await self.query_one("#transcripts").mount(transcript)
+        for other_id, other in self._transcripts.items():
+            other.display = other_id == session_id
+        for old in [one for one in self._transcripts if one not in self.tracker.talks]:
+            await self._transcripts.pop(old).remove()
+        while len(self._transcripts) > KEPT_TRANSCRIPTS:
+            await self._transcripts.pop(next(iter(self._transcripts))).remove()
+        if before != session_id:
+            self.prompt.put(self._drafts.pop(session_id, ""))
+        self.prompt.remember([turn.text for turn in talk.turns or [] if turn.role == "user"])
+        self.changed(session_id, Change.TURNS | Change.PHASE)
+
+    def on_choose(self, event: Choose) -> None:
+        self.run_worker(self.show_session(event.session_id), group="show", exclusive=True)
+
+    # -- what widgets say --------------------------------------------------------------------------------------
+
+    async def on_send(self, event: Send) -> None:
+        text = event.text
+        if is_command(text):
+            found = command_of(text)
+            if found is None:
+                self.tell(f"there is no {text.split()[0]}; /help lists the commands, // sends such a text", severe=True)
+                return
+            self.prompt.put("")
+            self.do(*found)
+            return
+        if self.talk.phase.is_live:
+            self.tell("this session is still answering; Esc stops it, Ctrl+N opens another")
+            return
+        self.attempt(self._send(unescaped(text), self.editing))
+
+    async def _send(self, text: str, editing: str | None) -> None:
+        session_id = self.chosen
+        self.prompt.put("")
+        self.editing = None
+        try:
+            if editing:
+                await self.tracker.edit(session_id, editing, text)
+            else:
+                await self.tracker.send(session_id, text)
+        except MlxpagedError:
+            if session_id == self.chosen and not self.prompt.text:
+                self.prompt.put(text)
+            raise
+        self.prompt.remember([turn.text for turn in self.talk.turns or [] if turn.role == "user"])
+        self.transcript.action_follow()
+
+    def on_prompt_grew(self, event: Prompt.Grew) -> None:
+        self._draw_hint()
+
+    def on_copy_text(self, event: CopyText) -> None:
+        self.app.copy_to_clipboard(event.text)
+        self.notify(f"{event.what} was copied.", timeout=2, markup=False)
+
+    def on_tell(self, event: Tell) -> None:
+        self.tell(event.text, event.severe)
+
+    def on_fork(self, event: Fork) -> None:
+        self.attempt(self.fork_at(event.turn_id))
+
+    def on_retry(self, event: Retry) -> None:
+        self.attempt(self.tracker.retry(self.chosen, event.turn_id))
+
+    def on_edit(self, event: Edit) -> None:
+        self.begin_edit(event.turn_id)
+
+    def on_go_on(self, event: GoOn) -> None:
+        self.attempt(self.tracker.go_on(self.chosen))
+
+    # -- size --------------------------------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._arrange()
+
+    def toggle(self, pane: str) -> None:
+        """Shows or hides a pane ("sidebar" or "details") from now on, whatever the size."""
+        self._wanted[pane] = not (self.query_one(Sidebar) if pane == "sidebar" else self.query_one(Details)).display
+        self._arrange()
+
+    def _arrange(self) -> None:
+        width, height = self.app.size
+        tiny = width < 60 or height < 15
+        for pane, widget, least in (
+            ("sidebar", self.query_one(Sidebar), SIDEBAR_FROM),
+            ("details", self.query_one(Details), DETAILS_FROM),
+        ):
+            widget.display = self._wanted.get(pane, width >= least) and not (tiny and pane not in self._wanted)
+        self.set_class(tiny, "-bare")
+        self._look_soon()
+
+    async def wait_until_drawn(self) -> None:
+        """Until everything that changed is on the screen; for tests and screenshots."""
+        while self._dirty or self._drawing or self._timer:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,282 @@
+"""What keys and commands do on the chat screen. Owns one method per command; draws nothing itself."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from textual.screen import Screen
+
+from ..errors import BadParameter, MlxpagedError
+from .commands import COMMANDS, Command
+from .dialogs import Confirm, Help, Question, Search
+
+if TYPE_CHECKING:
+    from .prompt import Prompt
+    from .state import Talk
+    from .tracker import Tracker
+    from .transcript import Transcript
+
+_WHOLE = {"max_tokens", "top_k", "seed", "min_tokens"}
+_SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty")
+
+
+class Deeds(Screen[None]):
+    """The half of the chat screen that acts."""
+
+    tracker: Tracker
+    chosen: str
+    editing: str | None
+
+    if TYPE_CHECKING:
+
+        @property
+        def talks(self) -> list[Talk]: ...
+        @property
+        def talk(self) -> Talk: ...
+        @property
+        def prompt(self) -> Prompt: ...
+        @property
+        def transcript(self) -> Transcript: ...
+        async def show_session(self, session_id: str) -> None: ...
+        def toggle(self, pane: str) -> None: ...
+
+    def do(self, command: Command, words: str) -> None:
+        """Carries out a command, given what followed its name."""
+        getattr(self, command.action)(words)
+
+    def action_do(self, name: str) -> None:
+        """The same for a key."""
+        self.do(next(command for command in COMMANDS if command.name == name), "")
+
+    def tell(self, text: str, severe: bool = False) -> None:
+        """A line to read once."""
+        self.notify(text, severity="error" if severe else "information", timeout=6, markup=False)
+
+    def attempt(self, deed: Coroutine[Any, Any, object]) -> None:
+        """Runs something that may be refused; the refusal is told."""
+
+        async def told() -> None:
+            try:
+                await deed
+            except MlxpagedError as error:
+                self.tell(str(error), severe=True)
+
+        self.run_worker(told(), group="deeds")
+
+    # -- commands ----------------------------------------------------------------------------------------------
+
+    def do_new(self, words: str) -> None:
+        self.attempt(self.show_session(self.tracker.new(params=dict(self.talk.params)).id))
+
+    def do_fork(self, words: str) -> None:
+        self.transcript.action_fork()
+
+    async def fork_at(self, turn_id: str) -> None:
+        """A session of its own up to a turn, on the screen."""
+        talk = await self.tracker.fork(self.chosen, turn_id)
+        await self.show_session(talk.id)
+
+    def do_retry(self, words: str) -> None:
+        self.attempt(self.tracker.retry(self.chosen))
+
+    def do_undo(self, words: str) -> None:
+        self.attempt(self._undo())
+
+    async def _undo(self) -> None:
+        text = await self.tracker.take_back(self.chosen)
+        if text:
+            self.prompt.put(text)
+
+    def do_edit(self, words: str) -> None:
+        self.transcript.action_edit()
+
+    def begin_edit(self, turn_id: str) -> None:
+        """Puts a turn's text into the prompt; sending it replaces the turn."""
+        self.editing = turn_id
+        self.prompt.put(self.talk.turn(turn_id).text)
+        self.prompt.focus()
+
+    def do_continue(self, words: str) -> None:
+        self.transcript.action_go_on()
+
+    def do_stop(self, words: str) -> None:
+        self.tracker.stop(self.chosen)
+
+    def do_clear(self, words: str) -> None:
+        self.attempt(self.tracker.clear(self.chosen))
+
+    def do_rename(self, words: str) -> None:
+        def given(title: str | None) -> None:
+            if title and title.strip():
+                self.attempt(self.tracker.rename(self.chosen, title))
+
+        if words:
+            given(words)
+        else:
+            self.app.push_screen(Question("Rename the session", self.talk.title), given)
+
+    def do_delete(self, words: str) -> None:
+        session_id = self.chosen
+
+        def given(answer: str | None) -> None:
+            if answer == "yes":
+                self.attempt(self.tracker.remove(session_id))
+
+        self.app.push_screen(Confirm(f"Delete “{self.talk.name}” for good?"), given)
+
+    def do_close(self, words: str) -> None:
+        self.attempt(self.tracker.put_away(self.chosen))
+
+    def do_system(self, words: str) -> None:
+        if words:
+            self.attempt(self.tracker.set_system(self.chosen, None if words == "off" else words))
+        self.tell(f"System message: {words or self.talk.system}" if words or self.talk.system else "No system message.")
+
+    def do_params(self, words: str) -> None:
+        try:
+            params = _set(dict(self.talk.params), words.replace("=", " ").split())
+        except BadParameter as error:
+            self.tell(str(error), severe=True)
+            return
+        if words:
+            self.attempt(self.tracker.set_params(self.chosen, params))
+        shown = ", ".join(f"{name} {value:g}" for name, value in params.items())
+        self.tell(shown or f"The model's own values. Settable: {', '.join(_SETTABLE)}; VALUE default unsets.")
+
+    def do_copy(self, words: str) -> None:
+        code = self.transcript.last_code()
+        if code is None:
+            self.tell("There is no code block on the screen.")
+            return
+        self.app.copy_to_clipboard(code)
+        self.tell(f"Copied the last code block, {code.count(chr(10)) + 1} lines.")
+
+    def do_export(self, words: str) -> None:
+        kind = words or "md"
+        if kind not in {"md", "json"}:
+            self.tell("write /export md or /export json", severe=True)
+            return
+        file = Path(f"mlxpaged-{self.chosen[-8:].lower()}.{kind}")
+        try:
+            file.write_text(self.tracker.export(self.chosen, kind), encoding="utf-8")
+        except OSError as error:
+            self.tell(f"{file} cannot be written: {error.strerror}", severe=True)
+        else:
+            self.tell(f"Wrote {file.resolve()}.")
+
+    def do_search(self, words: str) -> None:
+        def given(session_id: str | None) -> None:
+            if session_id:
+                self.attempt(self.show_session(session_id))
+
+        self.app.push_screen(Search(self.tracker.search, words), given)
+
+    def do_stats(self, words: str) -> None:
+        self.toggle("details")
+
+    def do_sessions(self, words: str) -> None:
+        self.toggle("sidebar")
+
+    def do_think(self, words: str) -> None:
+        self.transcript.toggle_thinking()
+
+    def do_theme(self, words: str) -> None:
+        self.app.search_themes()
+
+    def do_help(self, words: str) -> None:
+        self.app.push_screen(Help())
+
+    def do_bye(self, words: str) -> None:
+        self.app.run_worker(self.app.action_quit())
+
+    # -- keys --------------------------------------------------------------------------------------------------
+
+    def action_escape(self) -> None:
+        """Stops, or goes back: whichever is nearest."""
+        if self.editing:
+            self.editing = None
+            self.prompt.put("")
+        elif self.focused is not self.prompt:
+            self.transcript.action_follow()
+            self.prompt.focus()
+        elif self.talk.phase.is_live:
+            self.tracker.stop(self.chosen)
+        else:
+            self.clear_selection()
+
+    def action_interrupt(self) -> None:
+        """Ctrl+C: copies what is selected, else stops the reply, else clears the prompt, else says how to leave."""
+        if selected := self.get_selected_text() or self.prompt.selected_text:
+            self.app.copy_to_clipboard(selected)
+            self.clear_selection()
+            self.tell("Copied.")
+        elif self.talk.phase.is_live:
+            self.tracker.stop(self.chosen)
+        elif self.prompt.text:
+            self.prompt.put("")
+        else:
+            self.tell("Ctrl+Q or Ctrl+D leaves.")
+
+    def action_step(self, step: int) -> None:
+        """The next or the previous session of the list."""
+        ids = [talk.id for talk in self.talks]
+        self.attempt(self.show_session(ids[(ids.index(self.chosen) + step) % len(ids)]))
+
+    def action_go(self, number: int) -> None:
+        """The session of that number, counted from 1."""
+        if number <= len(self.talks):
+            self.attempt(self.show_session(self.talks[number - 1].id))
+
+    async def action_mark(self, step: int) -> None:
+        """Marks a turn, whose keys then work."""
+        self.transcript.focus()
+        await self.transcript.action_mark(step)
+
+    def action_page(self, step: int) -> None:
+        """Scrolls the transcript, wherever the cursor is."""
+        if step < 0:
+            self.transcript.scroll_page_up(animate=False)
+        else:
+            self.transcript.scroll_page_down(animate=False)
+
+    def action_open_chips(self) -> None:
+        """Shows pasted text in full."""
+        self.prompt.open_chips()
+
+    def action_editor(self) -> None:
+        """Hands the prompt to $EDITOR."""
+        editor = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+        with tempfile.NamedTemporaryFile("w+", suffix=".md", encoding="utf-8") as file:
+            file.write(self.prompt.written)
+            file.flush()
+            try:
+                with self.app.suspend():
+                    subprocess.run([*editor, file.name], check=False)
+            except OSError as error:
+                self.tell(f"{editor[0]} cannot be run ({error.strerror}); set EDITOR to one that can", severe=True)
+                return
+            self.prompt.put(Path(file.name).read_text(encoding="utf-8").rstrip("\n"))
+
+
+def _set(params: dict[str, float], words: list[str]) -> dict[str, float]:
+    """`params` with NAME VALUE pairs applied. Raises BadParameter."""
+    if len(words) % 2:
+        raise BadParameter(f"{words[-1]} has no value; write /params NAME VALUE, as in: /params temperature 0.7")
+    for name, text in zip(words[::2], words[1::2], strict=True):
+        name = name.removeprefix("--").replace("-", "_")
+        if name not in _SETTABLE:
+            raise BadParameter(f"there is no parameter {name}; settable are {', '.join(_SETTABLE)}", param=name)
+        if text == "default":
+            params.pop(name, None)
+            continue
+        try:
+            params[name] = int(text) if name in _WHOLE else float(text)
+        except ValueError:
+            raise BadParameter(f"{name} is {text!r}; write a number, or default", param=name) from None
+    return params

@@ -1,0 +1,216 @@
+"""One session's turns on the screen. Owns which turns have widgets, the mark that moves over them and whether the view
+follows the end; reads the session, never changes it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.widgets import Static
+
+from ..chat.foreign import neutralise
+from ..chat.sessions import CONTINUABLE
+from .figures import figures_of, status_of
+from .messages import CopyText, Edit, Fork, GoOn, Retry, Tell
+from .reply import ReplyBody, Thought
+from .state import Talk, Turn
+
+SHOWN_AT_FIRST = 24
+"""Turns that get widgets when a session is opened; earlier ones follow when they are asked for."""
+
+WELCOME = """\
+[bold]A new session[/bold]
+
+Write below and press Enter. Every session is answered at the same time:
+[$primary]Ctrl+N[/] opens another while this one writes.
+
+[$primary]F1[/] keys   [$primary]Ctrl+P[/] commands   [$primary]F2[/] the engine from inside   [$primary]/[/] by name"""
+
+
+class Transcript(VerticalScroll):
+    """The turns of one session, following the end until the person scrolls."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "mark(-1)", "turn up"),
+        Binding("down,j", "mark(1)", "turn down", show=False),
+        Binding("f", "fork", "fork here"),
+        Binding("r", "retry", "retry"),
+        Binding("e", "edit", "edit"),
+        Binding("c", "copy", "copy"),
+        Binding("o", "go_on", "continue", show=False),
+        Binding("home,g", "scroll_home", "start", show=False),
+        Binding("end,G", "follow", "end", show=False),
+    ]
+
+    def __init__(self, talk: Talk) -> None:
+        super().__init__()
+        self.talk = talk
+        self._views: dict[str, TurnView] = {}
+        self._first = max(0, len(talk.turns or []) - SHOWN_AT_FIRST)
+        self._marked: str | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._earlier = Static("", classes="earlier")
+        self._welcome = Static(WELCOME, classes="welcome")
+
+    def compose(self) -> ComposeResult:
+        yield self._welcome
+        yield self._earlier
+
+    def on_mount(self) -> None:
+        self.anchor()
+
+    async def bring_up_to_date(self) -> None:
+        """Makes the widgets agree with the session's turns."""
+        async with self._one_at_a_time:
+            turns = self.talk.turns or []
+            self._first = min(self._first, len(turns))
+            shown = turns[self._first :]
+            self._welcome.display = not turns
+            self._earlier.display = self._first > 0
+            self._earlier.update(f"↑ {self._first} earlier turns")
+            kept = {turn.id for turn in shown}
+            for turn_id in [one for one in self._views if one not in kept]:
+                await self._views.pop(turn_id).remove()
+            for index, turn in enumerate(shown):
+                await self._show(turn, index)
+
+    async def show_earlier(self) -> None:
+        """Gives earlier turns their widgets, above the others."""
+        self.release_anchor()
+        self._first = max(0, self._first - SHOWN_AT_FIRST)
+        await self.bring_up_to_date()
+
+    def action_follow(self) -> None:
+        """To the end, and on with it."""
+        self._mark(None)
+        self.anchor()
+
+    async def action_mark(self, step: int) -> None:
+        """Moves the mark by `step` turns; beyond the last one it goes away and the view follows the end again."""
+        ids = [turn.id for turn in (self.talk.turns or [])[self._first :]]
+        if not ids:
+            return
+        at = ids.index(self._marked) if self._marked in ids else len(ids)
+        if at + step < 0:
+            if self._first:
+                await self.show_earlier()
+                await self.action_mark(step)
+            return
+        if at + step >= len(ids):
+            self.action_follow()
+            return
+        self._mark(ids[at + step])
+        self.release_anchor()
+        self.scroll_to_widget(self._views[ids[at + step]], animate=False, top=step < 0)
+
+    def action_fork(self) -> None:
+        if turn := self._marked_or_last():
+            self.post_message(Fork(turn.id))
+
+    def action_retry(self) -> None:
+        if turn := self._marked_or_last():
+            self.post_message(Retry(turn.id))
+
+    def action_edit(self) -> None:
+        turns = self.talk.turns or []
+        upto = self._marked_or_last()
+        mine = [turn for turn in turns[: turns.index(upto) + 1] if turn.role == "user"] if upto else []
+        if mine:
+            self.post_message(Edit(mine[-1].id))
+
+    def action_copy(self) -> None:
+        if turn := self._marked_or_last():
+            self.post_message(CopyText(turn.text, "The turn"))
+
+    def action_go_on(self) -> None:
+        turns = self.talk.turns or []
+        if turns and turns[-1].role == "assistant" and turns[-1].state in CONTINUABLE:
+            self.post_message(GoOn(turns[-1].id))
+        else:
+            self.post_message(Tell("The last reply is complete; there is nothing to continue."))
+
+    def toggle_thinking(self) -> None:
+        """Opens or closes the thinking of every reply."""
+        thoughts = list(self.query(Thought))
+        shown = not any(thought.is_open for thought in thoughts)
+        for thought in thoughts:
+            thought.toggle(shown)
+
+    def last_code(self) -> str | None:
+        """The last code block on the screen, as its text."""
+        blocks = [block for body in self.query(ReplyBody) for block in body.code_blocks]
+        return blocks[-1].source if blocks else None
+
+    async def on_click(self, event: Click) -> None:
+        if event.widget is self._earlier:
+            await self.show_earlier()
+
+    def on_turn_view_clicked(self, event: TurnView.Clicked) -> None:
+        event.stop()
+        self._mark(None if event.turn_id == self._marked else event.turn_id)
+
+    async def _show(self, turn: Turn, index: int) -> None:
+        view = self._views.get(turn.id)
+        if view is None:
+            view = TurnView(turn)
+            before = [one for one in self.children if isinstance(one, TurnView)]
+            self._views[turn.id] = view
+            await self.mount(view, before=before[index] if index < len(before) else None)
+        await view.bring_up_to_date(self.talk)
+
+    def _marked_or_last(self) -> Turn | None:
+        turns = self.talk.turns or []
+        return next((turn for turn in turns if turn.id == self._marked), turns[-1] if turns else None)
+
+    def _mark(self, turn_id: str | None) -> None:
+        for one in (self._marked, turn_id):
+            if one in self._views:
+                self._views[one].set_class(one == turn_id, "-marked")
+        self._marked = turn_id
+
+
+class TurnView(Vertical):
+    """One turn: what was said and, under a reply, how it went."""
+
+    @dataclass
+    class Clicked(Message):
+        """The turn was clicked."""
+
+        turn_id: str
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(classes=f"turn -{turn.role}")
+        self._turn = turn
+        self._body: ReplyBody | Static
+        if turn.role == "assistant":
+            self._body = ReplyBody()
+        else:
+            self._body = Static(neutralise(turn.text), classes="said", markup=False)
+        self._foot = Static("", classes="turn-foot")
+        self._shown: tuple[int, str] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield self._body
+        yield self._foot
+
+    async def bring_up_to_date(self, talk: Talk) -> None:
+        """Shows what came since the last time."""
+        turn = self._turn
+        open_ = turn.state == "streaming"
+        if isinstance(self._body, ReplyBody) and self._shown != (len(turn.text), turn.state):
+            self._shown = (len(turn.text), turn.state)
+            await self._body.show(turn.text, final=not open_)
+        foot = status_of(talk) if open_ else figures_of(turn)
+        self._foot.display = bool(foot)
+        self._foot.update(foot or Content(""))
+
+    def on_click(self) -> None:
+        if not self.screen.selections:
+            self.post_message(self.Clicked(self._turn.id))
