@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mlxpaged.engine.events import Delta, EngineStats, Loading, ModelInfo, RowStats, Sink, Timing, Usage
 from mlxpaged.errors import BadParameter, Overloaded, PromptTooLong, UnsupportedModel
-from mlxpaged.sched.requests import FinishReason, SamplingParams, TokenLogprob
+from mlxpaged.sched.requests import FinishReason, Grammar, SamplingParams, TokenLogprob
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -49,6 +49,16 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         ids = [token_id for token_id in ids if token_id < BOS or not skip_special]
         return b"".join(self.token_bytes(token_id) for token_id in ids).decode(errors="replace")
+
+    @property
+    def vocab_size(self) -> int:
+        return VOCAB_SIZE
+
+    def token_id(self, text: str) -> int | None:
+        return _SPECIAL.get(text, ord(text) if len(text) == 1 and text.isascii() else None)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= BOS
 
     def token_bytes(self, token_id: int) -> bytes:
         names = {number: name for name, number in _SPECIAL.items()}
@@ -128,6 +138,7 @@ class ScriptedService:
         self._hold_loads, self._broken = hold_loads, set(broken)
         self._switches: list[Callable[[], None]] = []
         self.submitted: list[tuple[tuple[int, ...], SamplingParams]] = []
+        self.grammars: list[Grammar | None] = []
         self.num_steps = 0
         self.num_cancelled = 0
         self.cached_tokens = 0
@@ -177,7 +188,9 @@ class ScriptedService:
             while self._switches and not self._rows:
                 self._switches.pop(0)()
 
-    def submit(self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink) -> ScriptedHandle:
+    def submit(
+        self, prompt_ids: Sequence[int], sampling: SamplingParams, sink: Sink, grammar: Grammar | None = None
+    ) -> ScriptedHandle:
         with self._changed:
             info = self._info
             if not prompt_ids or not (min(prompt_ids) >= 0 and max(prompt_ids) < info.vocab_size):
@@ -191,6 +204,7 @@ class ScriptedService:
                 raise Overloaded(f"{len(self._rows)} requests are running or waiting; raise --max-queue")
             number = len(self.submitted)
             self.submitted.append((tuple(prompt_ids), sampling))
+            self.grammars.append(grammar)
             row = _Row(number, tuple(prompt_ids), sampling, sink, list(self._script(prompt_ids, sampling)))
             self._rows.append(row)
             self._changed.notify_all()

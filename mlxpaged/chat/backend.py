@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ..engine.events import Delta, EngineStats, Loading, ModelInfo
 from ..errors import BadParameter, ModelNotFound, Overloaded, RequestError
-from ..sched.requests import SamplingParams
+from ..sched.requests import Grammar, SamplingParams
 from .messages import Messages
+from .plan import ChatFormat, ChatPlan, ReplyRules
 from .residency import Residency
 from .template import ChatTemplate
 
@@ -97,9 +98,10 @@ async def merge(replies: Sequence[Reply]) -> AsyncGenerator[tuple[int, Delta], N
 class Backend(Protocol):
     """What every face speaks to: an engine in this process, or a server."""
 
-    async def start(self, prompt: Prompt, sampling: SamplingParams) -> Reply:
-        """Check and submit one request. Raises RequestError (the request is wrong), Overloaded (try again later) or
-        Unreachable, always before the first delta."""
+    async def start(self, prompt: Prompt, sampling: SamplingParams, grammar: Grammar | None = None) -> Reply:
+        """Check and submit one request; `grammar`, which belongs to it alone, says what its reply may be. Raises
+        RequestError (the request is wrong), Overloaded (try again later) or Unreachable, always before the first
+        delta."""
         ...
 
     async def tokenize(self, prompt: Prompt, add_special: bool = True) -> list[int]:
@@ -141,9 +143,10 @@ class LocalBackend:
         self._installed = installed
         self._residency = Residency(service)
         self._template: tuple[ModelInfo, ChatTemplate] | None = None
+        self._format: tuple[ModelInfo, ChatFormat] | None = None
         self._inbox: _Inbox | None = None
 
-    async def start(self, prompt: Prompt, sampling: SamplingParams) -> Reply:
+    async def start(self, prompt: Prompt, sampling: SamplingParams, grammar: Grammar | None = None) -> Reply:
         model = self._model()
         prompt_ids = await self.tokenize(prompt)
         sampling = _fitted(model, len(prompt_ids), sampling)
@@ -151,8 +154,13 @@ class LocalBackend:
         # The handle exists only once `submit` returns; the engine may call the sink before that, never needing it.
         reply = Reply(len(prompt_ids), lambda: handle.cancel())
         sampling = replace(sampling, continues_text=sampling.continues_text or isinstance(prompt, str))
-        handle = self._service.submit(prompt_ids, sampling, lambda delta: inbox.post(reply, delta))
+        handle = self._service.submit(prompt_ids, sampling, lambda delta: inbox.post(reply, delta), grammar)
         return reply
+
+    async def plan(self, conversation: Messages, rules: ReplyRules, sampling: SamplingParams) -> ChatPlan:
+        """What a chat request needs to start, and how to read its replies. Raises RequestError, also for a schema
+        that no grammar can hold a reply to."""
+        return await asyncio.to_thread(self._plan, self._model(), conversation, rules, sampling)
 
     async def tokenize(self, prompt: Prompt, add_special: bool = True) -> list[int]:
         model = self._model()
@@ -254,11 +262,21 @@ class LocalBackend:
         else:
             bos = tokenizer.special_tokens.get("bos_token")
             text, add_special = prompt, add_special and not (bos and prompt.startswith(bos))
+        return self._ids(model, text, add_special)
+
+    def _ids(self, model: ModelInfo, text: str, add_special: bool) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the prompt is not valid Unicode: {error.reason}") from error
-        return list(tokenizer.encode(text, add_special=add_special))
+        return list(model.tokenizer.encode(text, add_special=add_special))
+
+    def _plan(self, model: ModelInfo, conversation: Messages, rules: ReplyRules, sampling: SamplingParams) -> ChatPlan:
+        template, held = self._template_of(model), self._format
+        if held is None or held[0] is not model:
+            held = self._format = (model, ChatFormat(model.tokenizer, template, model.vocab_size))
+        prompt = template.render(conversation)
+        return held[1].plan(prompt, self._ids(model, prompt, False), conversation, rules, sampling)
 
     def _template_of(self, model: ModelInfo) -> ChatTemplate:
         held = self._template

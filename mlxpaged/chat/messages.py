@@ -30,15 +30,16 @@ _MAY_BE_EMPTY = {"assistant", "tool"}
 class Messages:
     """A conversation to be rendered by the model's own template.
 
-    `messages` are dicts in the OpenAI chat shape. `template_kwargs` are extra variables of the template
-    (enable_thinking, reasoning_effort, ...). `continue_final_message` lets the model go on in the last message, which
-    must be the assistant's; it excludes `add_generation_prompt`.
+    `messages` are dicts in the OpenAI chat shape, and so are `tools`, which the model may call. `template_kwargs` are
+    extra variables of the template (enable_thinking, reasoning_effort, ...). `continue_final_message` lets the model go
+    on in the last message, which must be the assistant's; it excludes `add_generation_prompt`.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()
 
 
 def turns_of(conversation: Messages) -> list[Turn]:
@@ -93,6 +94,45 @@ def fold_system(turns: Sequence[Turn]) -> list[Turn]:
     return folded
 
 
+def tools_as_text(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    """For a template that knows no tools: they are described in the system message, calls are written into the
+    assistant's text and results into the user's, all as Hermes models have it."""
+    told: list[Turn] = []
+    for turn in turns:
+        if turn["role"] == "tool":
+            told.append({"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"})
+        elif calls := turn.get("tool_calls"):
+            texts = [f"<tool_call>\n{_json(_call(call['function']))}\n</tool_call>" for call in calls]
+            plain = {key: value for key, value in turn.items() if key != "tool_calls"}
+            told.append({**plain, "content": "\n".join(text for text in (turn["content"], *texts) if text)})
+        else:
+            told.append(turn)
+    if not tools:
+        return told
+    system = _TOOL_PROMPT.format("\n".join(_json(tool.get("function", tool)) for tool in tools))
+    if told and told[0]["role"] in {"system", "developer"}:
+        return [{**told[0], "content": _joined(told[0]["content"], system)}, *told[1:]]
+    return [{"role": "system", "content": system}, *told]
+
+
+_TOOL_PROMPT = """You can call functions. Each is described by a JSON object:
+<tools>
+{}
+</tools>
+To call one, answer with its name and its arguments as JSON between two tags, like this:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>"""
+
+
+def _call(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": function["name"], "arguments": function["arguments"]}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _joined(*texts: str) -> str:
     return "\n\n".join(text for text in texts if text)
 
@@ -109,6 +149,8 @@ def _turn(message: Mapping[str, Any], place: str) -> Turn:
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key) is not None:
             turn[key] = _string(message[key], f"{place}.{key}")
+    if isinstance(message.get("reasoning"), str):  # what some servers call it
+        turn.setdefault("reasoning_content", message["reasoning"])
     if message.get("tool_calls"):
         turn["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
     return turn

@@ -14,7 +14,7 @@ import msgspec
 
 from ..engine.events import Delta, EngineStats, Progress, Timing, Usage
 from ..errors import BadParameter, EngineError, MlxpagedError, ModelNotFound, Overloaded, RequestError, Unreachable
-from ..sched.requests import FinishReason, SamplingParams
+from ..sched.requests import FinishReason, Grammar, SamplingParams
 from .backend import ModelCard, Prompt, Reply
 from .messages import Messages
 
@@ -46,7 +46,9 @@ class RemoteBackend:
             trust_env=False,  # a proxy has no business between a terminal and its local server
         )
 
-    async def start(self, prompt: Prompt, sampling: SamplingParams) -> Reply:
+    async def start(self, prompt: Prompt, sampling: SamplingParams, grammar: Grammar | None = None) -> Reply:
+        if grammar is not None:
+            raise BadParameter("a grammar cannot be sent to a server; ask for a response_format", param="grammar")
         path, body = _request(prompt, sampling, self._model)
         request = self._client.build_request("POST", path, json=body)
         response = await self._send(request, stream=True)
@@ -169,12 +171,22 @@ async def _event_data(response: httpx.Response) -> AsyncIterator[bytes]:
                 yield line[5:].strip()
 
 
+_SERVERS_OWN = {
+    "choice",
+    "logprobs",
+    "prompt_logprobs",
+    "stop_after",
+    "stop_until",
+    "shown_special_ids",
+    "continues_text",
+}
+"""Fields of SamplingParams that a server sets itself."""
+
+
 def _request(prompt: Prompt, sampling: SamplingParams, model: str | None) -> tuple[str, dict[str, Any]]:
     if sampling.logprobs is not None:
         raise BadParameter("logprobs are not read over HTTP by this client; leave them off", param="logprobs")
-    body: dict[str, Any] = {
-        name: value for name, value in asdict(sampling).items() if name not in {"choice", "logprobs", "stop_after"}
-    }
+    body: dict[str, Any] = {name: value for name, value in asdict(sampling).items() if name not in _SERVERS_OWN}
     body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     body |= {"return_token_ids": True, "return_progress": True, "timings_per_token": True}
@@ -190,6 +202,7 @@ def _request(prompt: Prompt, sampling: SamplingParams, model: str | None) -> tup
 def _conversation(prompt: Messages) -> dict[str, Any]:
     return {
         "messages": [dict(message) for message in prompt.messages],
+        "reasoning_format": "none",
         "chat_template_kwargs": dict(prompt.template_kwargs),
         "add_generation_prompt": prompt.add_generation_prompt,
         "continue_final_message": prompt.continue_final_message,

@@ -3,8 +3,10 @@ templates that refuse a system role or neighbouring turns of one role; never tou
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
@@ -15,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import BadParameter, RequestError
-from .messages import Messages, Turn, fold_system, merge_neighbours, turns_of
+from .messages import Messages, Turn, fold_system, merge_neighbours, tools_as_text, turns_of
 
 _log = logging.getLogger(__name__)
 
@@ -44,22 +46,32 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise RequestError(f"the model's chat template cannot be read: {error}; use plain completions") from error
+        self.source = source
         self._special_tokens = dict(special_tokens)
+        self._short_ids = _NINE_LETTERS.search(source) is not None
         self._knows_developer = "developer" in source
         self._noted: set[str] = set()
         self._keeps_system = self._probe_system()
+        self.takes_tools = self._probe_tools()
 
     def render(self, conversation: Messages) -> str:
         """The prompt's text. Raises RequestError with the template's own words when it refuses the messages."""
         turns = turns_of(conversation)
         if not self._knows_developer:
             turns = [{**turn, "role": "system"} if turn["role"] == "developer" else turn for turn in turns]
+        if not self.takes_tools:
+            turns = tools_as_text(turns, conversation.tools)
+        if self._short_ids:
+            turns = [_with_short_ids(turn) for turn in turns]
+        extra = dict(conversation.template_kwargs)
+        if conversation.tools and self.takes_tools:
+            extra["tools"] = [dict(tool) for tool in conversation.tools]
         if conversation.continue_final_message:
             turns[-1] = {**turns[-1], "content": turns[-1]["content"] + _MARK}
         refusal: RequestError | None = None
         for note, shape in self._shapes(turns):
             try:
-                text = self._run(shape, conversation.template_kwargs, conversation.add_generation_prompt)
+                text = self._run(shape, extra, conversation.add_generation_prompt)
             except RequestError as error:
                 refusal = refusal or error
                 continue
@@ -104,10 +116,43 @@ class ChatTemplate:
         except RequestError:
             return False
 
+    def _probe_tools(self) -> bool:
+        """Whether a tool arrives in the prompt."""
+        tool = {"name": _MARK, "description": "x", "parameters": {"type": "object", "properties": {}}}
+        turns = [{"role": "system", "content": "x"}] if self._keeps_system else []
+        try:
+            text = self._run(
+                [*turns, {"role": "user", "content": "x"}], {"tools": [{"type": "function", "function": tool}]}, True
+            )
+        except RequestError:
+            return "tools" in self.source  # it wants other messages than these; its own words decide
+        return _MARK in text or json.dumps(_MARK)[1:-1] in text
+
     def _say_once(self, note: str) -> None:
         if note not in self._noted:
             self._noted.add(note)
             _log.warning("the model's chat template refuses these messages as they are: %s", note)
+
+
+_NINE_LETTERS = re.compile(r"length\s*!=\s*9\b")
+"""Mistral's templates refuse ids of tool calls that are not nine letters or digits."""
+
+
+def _with_short_ids(turn: Turn) -> Turn:
+    """Ids of tool calls as nine letters, the same for the call and its result."""
+    turn = dict(turn)
+    if "tool_call_id" in turn:
+        turn["tool_call_id"] = _short_id(turn["tool_call_id"])
+    if "tool_calls" in turn:
+        turn["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in turn["tool_calls"]]
+    return turn
+
+
+def _short_id(call_id: Any) -> str:
+    text = str(call_id)
+    if re.fullmatch("[A-Za-z0-9]{9}", text):
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 class _Refusal(TemplateError):
