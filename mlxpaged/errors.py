@@ -65,7 +65,11 @@ class RequestError(MlxpagedError):
 
 
 class PromptTooLong(RequestError):
-    """The prompt does not fit the context or the pool, whatever else runs."""
+    """The prompt does not fit the context or the pool, whatever else runs. `num_tokens` and `context_len`, where known,
+    are the numbers by which agents shorten a conversation."""
+
+    num_tokens: int | None = None
+    context_len: int | None = None
 
 
 class BadParameter(RequestError):

@@ -1,4 +1,4 @@
-"""Who may rely on which model being in memory. Owns the order between requests and switches of the engine's one resident
+"""Who may rely on which model being in memory. Owns the order between requests and switches of the engine's resident
 model; loads nothing itself.
 
 A switch waits for the requests that are being prepared (the engine lets running replies finish), and whoever comes

@@ -1,9 +1,10 @@
-"""Every failure as an OpenAI error body. Owns the mapping from our errors to status, type and code; raises nothing
-and logs only what nobody expected."""
+"""Every failure as an error body, in OpenAI's shape or, for Anthropic's endpoints, in theirs. Owns the mapping from our
+errors to status, type and code; raises nothing and logs only what nobody expected."""
 
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Any
 
 import msgspec
@@ -32,9 +33,20 @@ _KINDS: tuple[tuple[type[MlxpagedError], int, str, str | None], ...] = (
     (EngineError, 500, "server_error", None),
 )
 _STATUSES = {
+    401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
     404: ("not_found_error", None),
     413: ("invalid_request_error", "request_too_large"),
+}
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -64,18 +76,24 @@ def body_of(error: MlxpagedError) -> tuple[int, dict[str, Any]]:
     """(status, body) of one of our errors; the body also serves as the event of a stream that breaks."""
     for kind, status, name, code in _KINDS:
         if isinstance(error, kind):
-            return status, error_body(str(error), name, getattr(error, "param", None), code)
+            body = error_body(str(error), name, getattr(error, "param", None), code)
+            if isinstance(error, PromptTooLong) and error.num_tokens:
+                # llama.cpp's two numbers, by which agents compact a conversation.
+                body["error"] |= {"n_prompt_tokens": error.num_tokens, "n_ctx": error.context_len}
+            return status, body
     return 500, error_body(str(error), "server_error")
 
 
-def over_context(error: PromptTooLong, num_prompt_tokens: int, context_len: int | None) -> dict[str, Any]:
-    """The body of a prompt that does not fit, with llama.cpp's two numbers, by which agents compact a conversation."""
-    _, body = body_of(error)
-    body["error"] |= {"n_prompt_tokens": num_prompt_tokens, "n_ctx": context_len}
-    return body
+def for_path(path: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """The body in the shape that the clients of `path` read."""
+    if path != "/messages" and not path.startswith("/messages/"):
+        return body
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    error = {"type": kind, "message": body["error"]["message"]}
+    return {"type": "error", "error": error, "request_id": f"req_{secrets.token_hex(12)}"}
 
 
-async def answer_ours(_: Request, error: Exception) -> Response:
+async def answer_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, MlxpagedError)
     status, body = body_of(error)
     headers: dict[str, str] = {}
@@ -83,12 +101,12 @@ async def answer_ours(_: Request, error: Exception) -> Response:
         headers["Retry-After"] = "1"
     if status == 500:
         headers["x-should-retry"] = "false"  # the request that broke a step is not worth sending twice more
-    return JsonResponse(body, status, headers)
+    return JsonResponse(for_path(request.scope["path"], status, body), status, headers)
 
 
-async def answer_refused(_: Request, error: Exception) -> Response:
+async def answer_refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return refusal(error.status, str(error))
+    return refusal(error.status, str(error), path=request.scope["path"])
 
 
 async def answer_http(request: Request, error: Exception) -> Response:
@@ -102,17 +120,18 @@ async def answer_http(request: Request, error: Exception) -> Response:
             message = f"{method} is not a method of {path}; use {(error.headers or {}).get('Allow', 'another')}"
         case _:
             message = error.detail
-    return refusal(error.status_code, message, error.headers)
+    return refusal(error.status_code, message, error.headers, path)
 
 
 async def answer_unexpected(request: Request, error: Exception) -> Response:
     """A bug of ours: logged with its trace, told without it."""
     _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     body = error_body(f"the server failed on this request: {type(error).__name__}", "server_error")
-    return JsonResponse(body, 500, {"x-should-retry": "false"})
+    return JsonResponse(for_path(request.scope["path"], 500, body), 500, {"x-should-retry": "false"})
 
 
-def refusal(status: int, message: str, headers: Any = None) -> Response:
+def refusal(status: int, message: str, headers: Any = None, path: str = "/") -> Response:
     """An error body for a bare status."""
     kind, code = _STATUSES.get(status, ("invalid_request_error", None))
-    return JsonResponse(error_body(message, kind, code=code), status, dict(headers or {}))
+    body = for_path(path, status, error_body(message, kind, code=code))
+    return JsonResponse(body, status, dict(headers or {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -87,9 +88,17 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     messages: list[Any] | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ModelRequest(msgspec.Struct, kw_only=True):
+    """A model to load or unload."""
+
+    model: str | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -113,7 +122,7 @@ def parse(kind: type[_T], body: bytes) -> _T:
 
 
 def sampling_of(
-    ask: Shared, defaults: Mapping[str, float], max_tokens: int | None, logprobs: int | None
+    ask: Shared, defaults: Mapping[str, float], max_tokens: int | None, logprobs: int | None, least_tokens: int = 1
 ) -> SamplingParams:
     """How the replies are sampled; `defaults` are the model's own, for fields the body leaves out.
 
@@ -121,7 +130,7 @@ def sampling_of(
     """
     _in_range("temperature", ask.temperature, 0, 2)
     _in_range("top_p", ask.top_p, 0, 1)
-    _in_range("max_tokens", max_tokens, 1, None)
+    _in_range("max_tokens", max_tokens, least_tokens, None)
     _in_range("n", ask.n, 1, MAX_CHOICES)
     if ask.top_k is not None and ask.top_k < -1:
         raise BadParameter(f"top_k is {ask.top_k}; it must be 1 or more, or 0 or -1 for off", param="top_k")
@@ -170,9 +179,8 @@ def completion_sampling(ask: CompletionRequest, defaults: Mapping[str, float]) -
         raise BadParameter("suffix is not supported: the model has no fill-in-the-middle tokens", param="suffix")
     if ask.best_of is not None and ask.best_of != (ask.n or 1):
         raise BadParameter(f"best_of is {ask.best_of}; it must equal n", param="best_of")
-    if ask.echo and ask.logprobs is not None:
-        raise BadParameter("logprobs together with echo are not supported; leave one out", param="echo")
-    return sampling_of(ask, defaults, _first(ask.max_tokens, COMPLETION_MAX_TOKENS), ask.logprobs)
+    sampling = sampling_of(ask, defaults, _first(ask.max_tokens, COMPLETION_MAX_TOKENS), ask.logprobs, least_tokens=0)
+    return replace(sampling, continues_text=True, prompt_logprobs=ask.logprobs if ask.echo else None)
 
 
 def conversation_of(ask: ChatRequest | TokenizeRequest) -> Messages:

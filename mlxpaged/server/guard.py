@@ -52,7 +52,7 @@ class Guard:
             await send(message)
 
         if problem := self._problem(headers):
-            await refusal(403, problem)(scope, receive, send_with_id)
+            await refusal(403, problem, path=normal_path(scope["path"]))(scope, receive, send_with_id)
             return
         await self._app({**scope, "path": normal_path(scope["path"])}, receive, send_with_id)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from ..engine.events import Delta, Progress, Timing, Usage
@@ -26,7 +27,8 @@ TokenBytes = Callable[[int], bytes]
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What every chunk of one response repeats, and what the client wants in it. `prompt_tokens` holds the length of
-    each prompt; choice `i` belongs to prompt `i // n`. `echo` holds each prompt's text, where asked for."""
+    each prompt; choice `i` belongs to prompt `i // n`. `echo` holds each prompt's text, where asked for, and
+    `echo_ids` its ids, where their logprobs are."""
 
     id: str
     created: int
@@ -41,6 +43,7 @@ class Asked:
     progress: bool = False
     timings: bool = False
     echo: tuple[str, ...] = ()
+    echo_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class Dialect:
@@ -184,8 +187,15 @@ class CompletionDialect(Dialect):
 
     def opening(self) -> Iterator[bytes]:
         for index in range(len(self._choices)):
-            if text := self._echo(index):
+            if (text := self._echo(index)) and not self.asked.echo_ids:
                 yield self._chunk(index, {"text": text, "logprobs": None, "finish_reason": None})
+
+    def event(self, index: int, delta: Delta) -> Iterator[bytes]:
+        if self.asked.echo_ids and not self._choices[index].token_ids and (delta.token_ids or delta.finish):
+            # The prompt's logprobs are complete with the first token of the reply, or with its end.
+            echo = {"text": self._echo(index), "logprobs": self._prompt_logprobs(index), "finish_reason": None}
+            yield self._chunk(index, echo)
+        yield from super().event(index, delta)
 
     def _piece(self, index: int, delta: Delta) -> dict[str, Any]:
         start = len(self._echo(index)) + self._choices[index].num_characters
@@ -196,7 +206,11 @@ class CompletionDialect(Dialect):
 
     def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
         echo = self._echo(index)
-        return {"text": echo + "".join(choice.texts), "logprobs": self._logprobs(choice.logprobs, len(echo))}
+        logprobs = self._logprobs(choice.logprobs, len(echo))
+        if logprobs and self.asked.echo_ids:
+            before = self._prompt_logprobs(index)
+            logprobs = {name: before[name] + values for name, values in logprobs.items()}
+        return {"text": echo + "".join(choice.texts), "logprobs": logprobs}
 
     def _echo(self, index: int) -> str:
         return self.asked.echo[index // self.asked.n] if self.asked.echo else ""
@@ -205,17 +219,32 @@ class CompletionDialect(Dialect):
         """Four parallel lists; `text_offset` is where each token's text begins, in characters of `text`."""
         if not self.asked.logprobs:
             return None
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for entry in entries:
-            raw, logprob = self._token_bytes(entry.token_id), max(entry.logprob, LEAST_LOGPROB)
-            best = {self._text_of(token_id): max(value, LEAST_LOGPROB) for token_id, value in entry.top}
-            lists["tokens"].append(token_text(raw))
-            lists["token_logprobs"].append(logprob)
-            lists["top_logprobs"].append({token_text(raw): logprob} | best)
-            lists["text_offset"].append(start)
-            start += len(decoder.decode(raw))
-        return lists
+        raws = [self._token_bytes(entry.token_id) for entry in entries]
+        logprobs = [max(entry.logprob, LEAST_LOGPROB) for entry in entries]
+        return {
+            "tokens": [token_text(raw) for raw in raws],
+            "token_logprobs": logprobs,
+            "top_logprobs": [
+                {token_text(raw): logprob} | self._best(entry)
+                for raw, logprob, entry in zip(raws, logprobs, entries, strict=True)
+            ],
+            "text_offset": [start + offset for offset in _offsets(raws)[:-1]],
+        }
+
+    def _prompt_logprobs(self, index: int) -> dict[str, list[Any]]:
+        """The lists for the prompt. Nothing precedes its first id, so that has no logprob. What the tokens spell and
+        the prompt's text lacks (a bos id, a leading space) has no width."""
+        ids = self.asked.echo_ids[index // self.asked.n]
+        lists = self._logprobs(self._choices[index].prompt_logprobs, 0)
+        assert lists is not None
+        offsets = _offsets([self._token_bytes(token_id) for token_id in ids])
+        extra = offsets[-1] - len(self._echo(index))
+        lists["text_offset"] = [max(0, offset - extra) for offset in offsets[:-1]]
+        first = {"tokens": self._text_of(ids[0]), "token_logprobs": None, "top_logprobs": None}
+        return {name: [first[name], *values] if name in first else values for name, values in lists.items()}
+
+    def _best(self, entry: TokenLogprob) -> dict[str, float]:
+        return {self._text_of(token_id): max(value, LEAST_LOGPROB) for token_id, value in entry.top}
 
     def _text_of(self, token_id: int) -> str:
         return token_text(self._token_bytes(token_id))
@@ -228,6 +257,7 @@ class _Choice:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.num_characters = 0
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
@@ -239,6 +269,7 @@ class _Choice:
         self.num_characters += len(delta.text)
         self.token_ids.extend(delta.token_ids)
         self.logprobs.extend(delta.logprobs or ())
+        self.prompt_logprobs.extend(delta.prompt_logprobs)
         if delta.finish:
             self.finish, self.stop_reason = delta.finish.value, delta.stop_reason
             self.usage, self.timing = delta.usage, delta.timing
@@ -250,6 +281,12 @@ def token_text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _offsets(raws: Sequence[bytes]) -> list[int]:
+    """Where each token's text begins, in characters, and where the last one ends."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return list(accumulate((len(decoder.decode(raw)) for raw in raws), initial=0))
 
 
 def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

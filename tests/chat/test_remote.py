@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -79,7 +80,8 @@ def test_every_sampling_parameter_crosses() -> None:
                 pass
 
     run(work, service)
-    assert [sampling for _, sampling in service.submitted] == [asked, asked]
+    chat, plain = [sampling for _, sampling in service.submitted]
+    assert chat == asked and plain == replace(asked, continues_text=True)
 
 
 def test_without_max_tokens_a_plain_text_runs_to_the_end_of_the_context_too() -> None:

@@ -134,7 +134,7 @@ def test_a_value_out_of_range_is_refused_by_name(body: dict[str, Any], param: st
         ({"logprobs": True}, "logprobs"),
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"max_tokens": -1}, "max_tokens"),
     ],
 )
 def test_a_completions_own_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:

@@ -150,5 +150,5 @@ def test_the_root_and_health_answer_without_an_engine(serve: Serve) -> None:
     assert server.http.get("/").text == "mlxpaged is running\n"
     assert server.http.head("/").status_code == 200
     for path in ("/health", "/v1/health"):
-        assert server.http.get(path).json() == {"status": "ok"}
+        assert server.http.get(path).json() == {"status": "ok", "model": "scripted", "heartbeat_s": 0.0}
     assert "server" not in server.http.get("/").headers
