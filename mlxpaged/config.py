@@ -28,6 +28,7 @@ class EngineConfig:
     memory_budget: bytes for the KV pool. num_blocks: blocks of the pool, overrides memory_budget (tests).
     ahead: steps launched before the last one's tokens are read. prefix_cache: share KV between requests.
     idle_unload_s: seconds without a request after which the model gives its memory back; None: never.
+    compiled: replay decode steps as compiled graphs where our kernels serve; off helps to find a fault.
     attention: our GPU kernels or plain MLX operations; auto takes the kernels where they pass their self-test.
     """
 
@@ -42,6 +43,7 @@ class EngineConfig:
     prefix_cache: bool = True
     idle_unload_s: float | None = None
     attention: Attention = "auto"
+    compiled: bool = True
 
     def __post_init__(self) -> None:
         self._at_least("--ctx", self.context_len, 16)

@@ -32,10 +32,10 @@ def build(loaded: LoadedModel, config: EngineConfig) -> Built:
     scheduler = Scheduler(
         RequestTable(served.num_rows, served.context_len, len(served.groups)),
         served.groups,
-        step_budget=served.step_budget,
+        step_budget=served.budget.most,
         max_queue=config.max_queue,
         score_budget=max(1, _SCORED_BYTES // (4 * served.vocab_size)),
         share=served.share,
     )
-    core = EngineCore(scheduler, served.runner, ahead=served.ahead)
+    core = EngineCore(scheduler, served.runner, ahead=served.ahead, budget=served.budget)
     return Built(core, served.path, served.vocab_size, served.context_len, served.notes)

@@ -1,12 +1,14 @@
 """The loop over one model: schedule, launch, wait, commit. Synchronous, token ids only; owns the steps in flight. Knows
-nothing of threads, text or clocks."""
+nothing of threads or text."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
 from ..model.runner import PendingStep, Runner
+from ..sched.budget import StepBudget
 from ..sched.requests import Request, StepPlan
 from ..sched.scheduler import Event, Scheduler
 
@@ -16,11 +18,21 @@ Deliver = Callable[[list[Event]], None]
 class EngineCore:
     """One scheduler and one runner. `ahead` steps are launched before the last one's ids are read: 0 on the CPU."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, ahead: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        ahead: int = 0,
+        budget: StepBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.ahead = ahead
-        self._flights: deque[tuple[StepPlan, PendingStep]] = deque()
+        self.budget = budget or StepBudget(scheduler.step_budget)
+        self._clock = clock
+        self._done_at = 0.0
+        self._flights: deque[tuple[StepPlan, PendingStep, float]] = deque()
 
     @property
     def idle(self) -> bool:
@@ -36,10 +48,11 @@ class EngineCore:
 
     def step(self, deliver: Deliver) -> None:
         """One turn: launch the next step, hand out the last one's events while the device works, commit what is due."""
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.budget.tokens)
         if plan is not None:
+            launched = self._clock()
             pending = self.runner.launch(plan, self.scheduler.table, self._commit_all)
-            self._flights.append((plan, pending))
+            self._flights.append((plan, pending, launched))
             for row, error in pending.failed.items():
                 self.scheduler.fail(row, error)
         deliver(self.scheduler.take_events())
@@ -49,8 +62,11 @@ class EngineCore:
             deliver(self.scheduler.take_events())
 
     def _commit_oldest(self) -> None:
-        plan, pending = self._flights.popleft()
-        self.scheduler.commit(plan, pending.wait())
+        plan, pending, launched = self._flights.popleft()
+        result = pending.wait()
+        began, self._done_at = max(launched, self._done_at), self._clock()
+        self.budget.observe(plan.num_tokens, self._done_at - began)
+        self.scheduler.commit(plan, result)
 
     def _commit_all(self) -> None:
         while self._flights:

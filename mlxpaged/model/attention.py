@@ -3,6 +3,7 @@ reading and writing, the inputs belong to the plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,12 +17,29 @@ from .seam import KVHandle, Window
 class AttentionStep:
     """What all layers of one step share: device copies of slots and offsets, and the masks, each made once."""
 
-    def __init__(self, inputs: StepInputs, pool: KVPool) -> None:
-        self.inputs = inputs
+    def __init__(
+        self,
+        pool: KVPool,
+        num_decode: int,
+        decode: Sequence[Any],
+        chunks: Sequence[tuple[ChunkInputs, ...]],
+        offset: mx.array,
+        slots: Sequence[mx.array],
+    ) -> None:
         self.pool = pool
-        self.offset = mx.array(inputs.positions)
-        self.slots = [padded(slots) for slots in inputs.slots]
+        self.num_decode = num_decode
+        self.decode = decode  # per KV group
+        self.chunks = chunks  # per KV group
+        self.offset = offset  # int32 [T]
+        self.slots = slots  # per KV group, int32 [>= T]
         self._masks: dict[Any, mx.array] = {}
+        self._rounded: dict[tuple[int, int], tuple[ChunkInputs, int, int]] = {}
+
+    @classmethod
+    def of(cls, inputs: StepInputs, pool: KVPool) -> AttentionStep:
+        """The step that `inputs` describe, over `pool`."""
+        slots = [padded(slots) for slots in inputs.slots]
+        return cls(pool, inputs.num_decode, inputs.decode, inputs.chunks, mx.array(inputs.positions), slots)
 
     def layers(self) -> list[PagedLayer]:
         """The `cache=` argument of the model: one object per layer."""
@@ -30,14 +48,21 @@ class AttentionStep:
     def decode_mask(self, group: int, window: int | None) -> mx.array:
         key = ("decode", group, window)
         if key not in self._masks:
-            self._masks[key] = self.inputs.decode[group].mask(window)
+            self._masks[key] = self.decode[group].mask(window)
         return self._masks[key]
 
+    def rounded(self, chunk: ChunkInputs, multiple: int) -> tuple[ChunkInputs, int, int]:
+        """ChunkInputs.rounded(), once for all layers."""
+        key = (chunk.entry, chunk.first)
+        if key not in self._rounded:
+            self._rounded[key] = chunk.rounded(multiple)
+        return self._rounded[key]
+
     def chunk_mask(self, chunk: ChunkInputs, window: int | None) -> mx.array | str:
-        """The mask over positions `first` .. the chunk's last: "causal" is aligned to the lower right corner."""
+        """The mask over a chunk's positions: "causal" is aligned to the lower right corner."""
         if window is None or chunk.kv_len <= window:
             return "causal"
-        key = (chunk.entry, chunk.first, window)
+        key = (chunk.entry, chunk.first, chunk.length, window)
         if key not in self._masks:
             places = mx.arange(chunk.first, chunk.first + chunk.kv_len)[None]
             queries = mx.arange(chunk.start, chunk.start + chunk.length)[:, None]
@@ -70,9 +95,9 @@ class PagedLayer:
         windows = [size for size in (self._window, mask.size if mask else None) if size is not None]
         asked = Asked(scale, min(windows) if windows else None, sinks)
         step, outputs = self._step, []
-        if count := step.inputs.num_decode:
+        if count := step.num_decode:
             outputs.append(step.pool.decode(self._index, step, queries[:count], asked))
-        for chunk in step.inputs.chunks[self._group]:
+        for chunk in step.chunks[self._group]:
             part = queries[chunk.entry : chunk.entry + chunk.length]
             outputs.append(step.pool.prefill(self._index, step, chunk, part, asked))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)

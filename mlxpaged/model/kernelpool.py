@@ -37,7 +37,11 @@ UseKernel = Callable[[int, int], bool]
 
 
 class KernelPool:
-    """The pool's arrays are made once and never replaced; only their contents change."""
+    """The pool's arrays are made once and never replaced; only their contents change.
+
+    `round_chunks`: prefill attention sees lengths that are multiples of it only. On CUDA each new shape costs a plan of
+    cuDNN's, tens of milliseconds.
+    """
 
     def __init__(
         self,
@@ -45,12 +49,14 @@ class KernelPool:
         num_blocks: Sequence[int],
         launch: Launcher,
         use_kernel: UseKernel = lambda rows, context: True,
+        round_chunks: int | None = None,
     ) -> None:
         self.spec = spec
         self.num_blocks = tuple(num_blocks)
         self._launch = launch
-        self._use_kernel = use_kernel
-        self._token = new_token()
+        self.use_kernel = use_kernel
+        self._round_chunks = round_chunks
+        self.token = new_token()
         self._pools: list[tuple[mx.array, mx.array]] = []
         for layer, group in zip(spec.layers, spec.group_of, strict=True):
             shape = (num_blocks[group], BLOCK_SIZE, layer.heads)
@@ -66,10 +72,10 @@ class KernelPool:
         return sum(keys.nbytes + values.nbytes for keys, values in self._pools)
 
     def pending(self) -> list[mx.array]:
-        return [self._token]
+        return [self.token]
 
     def emptied(self) -> KernelPool:
-        return KernelPool(self.spec, self.num_blocks, self._launch, self._use_kernel)
+        return KernelPool(self.spec, self.num_blocks, self._launch, self.use_kernel, self._round_chunks)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         for group in {copy.group for copy in copies}:
@@ -77,15 +83,15 @@ class KernelPool:
             device = padded(triples)
             for layer, index in enumerate(self.spec.group_of):
                 if index == group:
-                    self._token = block_copy(self._launch, *self._pools[layer], device, self._token)
+                    self.token = block_copy(self._launch, *self._pools[layer], device, self.token)
 
     def write(self, layer: int, slots: mx.array, keys: mx.array, values: mx.array) -> None:
-        self._token = kv_write(self._launch, *self._pools[layer], keys, values, slots, self._token)
+        self.token = kv_write(self._launch, *self._pools[layer], keys, values, slots, self.token)
 
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         group = self.spec.group_of[layer]
-        rows = step.inputs.decode[group]
-        if not self._use_kernel(len(queries), rows.max_context):
+        rows = step.decode[group]
+        if not self.use_kernel(len(queries), rows.max_context):
             return self._gather_decode(layer, step, queries, asked)
         out = self._attend(
             layer, queries.transpose(0, 2, 1, 3), rows.full_tables, rows.context_lens, rows.max_context, asked
@@ -95,10 +101,15 @@ class KernelPool:
     def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
         if chunk.length <= SHORT_CHUNK:
             return self._short_chunk(layer, chunk, queries, asked)
-        keys, values, self._token = kv_gather(
-            self._launch, *self._pools[layer], chunk.device_slots, chunk.kv_len, self._token
+        front, length = 0, chunk.length
+        if self._round_chunks:
+            chunk, front, behind = step.rounded(chunk, self._round_chunks)
+            queries = mx.pad(queries, [(front, behind), (0, 0), (0, 0), (0, 0)])
+        keys, values, self.token = kv_gather(
+            self._launch, *self._pools[layer], chunk.device_slots, chunk.kv_len, self.token
         )
-        return chunk_attention(queries, keys, values, step.chunk_mask(chunk, asked.window), asked)
+        out = chunk_attention(queries, keys, values, step.chunk_mask(chunk, asked.window), asked)
+        return out[front : front + length]
 
     def _short_chunk(self, layer: int, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
         # A power of two of positions, so that few variants are compiled; those added in front are dropped again.
@@ -112,13 +123,13 @@ class KernelPool:
         self, layer: int, queries: mx.array, tables: mx.array, context_lens: mx.array, max_context: int, asked: Asked
     ) -> mx.array:
         """queries [rows, positions, heads, k_width] -> [rows, positions, heads, v_width]."""
-        out, self._token = paged_decode(
+        out, self.token = paged_decode(
             self._launch,
             queries,
             *self._pools[layer],
             tables,
             context_lens,
-            self._token,
+            self.token,
             max_context=max_context,
             scale=asked.scale,
             window=asked.window,
@@ -128,9 +139,9 @@ class KernelPool:
 
     def _gather_decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         group = self.spec.group_of[layer]
-        rows = step.inputs.decode[group]
-        keys, values, self._token = kv_gather(
-            self._launch, *self._pools[layer], rows.device_slots, rows.num_slots, self._token
+        rows = step.decode[group]
+        keys, values, self.token = kv_gather(
+            self._launch, *self._pools[layer], rows.device_slots, rows.num_slots, self.token
         )
         batch = (len(queries), -1)
         keys, values = keys.reshape(*batch, *keys.shape[1:]), values.reshape(*batch, *values.shape[1:])

@@ -66,7 +66,7 @@ class PlainPool:
 
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         group = self.spec.group_of[layer]
-        tables = step.inputs.decode[group].device_tables
+        tables = step.decode[group].device_tables
         keys, values = _batch(self._keys[layer], tables), _batch(self._values[layer], tables)
         return batch_attention(queries, keys, values, step.decode_mask(group, asked.window), asked)
 

@@ -19,8 +19,10 @@ from ..sched.allocator import GroupSpec
 from ..sched.requests import StepPlan, StepResult
 from ..sched.table import RequestTable
 from .attention import AttentionStep
+from .compiled import DecodeGraphs
 from .grammars import allowed_ids
 from .inputs import StepInputs, gather_inputs
+from .kernelpool import KernelPool
 from .kvpool import KVPool
 from .sampling import Sampled, Sampler
 from .scoring import PromptScores
@@ -61,19 +63,34 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """An unmodified mlx-lm model over the block pool."""
+    """An unmodified mlx-lm model over the block pool. `compiled`: replay decode steps as graphs (compiled.py).
+    `dense_above`: rows from which quantised weights are unpacked for a dense product (seam.py)."""
 
     def __init__(
-        self, model: nn.Module, pool: KVPool, groups: Sequence[GroupSpec], sampler: Sampler, num_rows: int
+        self,
+        model: nn.Module,
+        pool: KVPool,
+        groups: Sequence[GroupSpec],
+        sampler: Sampler,
+        num_rows: int,
+        *,
+        compiled: bool = False,
+        dense_above: int | None = None,
     ) -> None:
-        self.pool = pool
         self._model = model
         self._groups = tuple(groups)
         self._sampler = sampler
         self._last_tokens = mx.zeros((num_rows,), mx.int32)
         install_attention(model)
-        flatten_linears(model)
+        flatten_linears(model, dense_above)
         self._norm: GatherNorm | None = install_gather_norm(model)
+        self._compiled = compiled
+        self._use(pool)
+
+    def _use(self, pool: KVPool) -> None:
+        self.pool = pool
+        graphs = self._compiled and isinstance(pool, KernelPool)
+        self._graphs = DecodeGraphs(self._model, pool) if graphs else None  # type: ignore[arg-type]
 
     @property
     def kv_bytes(self) -> int:
@@ -116,7 +133,9 @@ class ModelRunner:
         if len(inputs.device_entries):
             entries = mx.array(inputs.device_entries)
             ids[entries] = self._last_tokens[mx.array(inputs.decode_rows[inputs.device_entries])]
-        step = AttentionStep(inputs, self.pool)
+        if self._graphs is not None and self._graphs.serves(inputs):
+            return self._graphs(inputs, ids)[rows]
+        step = AttentionStep.of(inputs, self.pool)
         if self._norm is None:
             return self._model(ids[:, None], cache=step.layers())[rows, 0]
         with self._norm.picking(rows):
@@ -130,7 +149,7 @@ class ModelRunner:
             mx.synchronize()
             mx.eval(self.pool.pending())
         except Exception:  # whatever the device raised, the pool cannot be trusted
-            self.pool = self.pool.emptied()
+            self._use(self.pool.emptied())
             return False
         return True
 

@@ -163,13 +163,43 @@ class _FlatQuantizedLinear(nn.QuantizedLinear):
     (13 times slower at T = 128 on an 8b layer than over (1, T, K))."""
 
     def __call__(self, x: mx.array) -> mx.array:
+        rows = x.size // x.shape[-1]
+        if rows >= self._dense_above:
+            return _dense_product(self, x) + self.bias if "bias" in self else _dense_product(self, x)
         if x.ndim == 3 and x.shape[0] > 1:
-            return super().__call__(x.reshape(1, -1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+            return super().__call__(x.reshape(1, rows, x.shape[-1])).reshape(*x.shape[:-1], -1)
         return super().__call__(x)
 
 
-def flatten_linears(model: nn.Module) -> None:
-    """Make every quantised linear of the model see (1, T, K). Idempotent."""
+class _FlatQuantizedEmbedding(nn.QuantizedEmbedding):
+    """The same for a tied head."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        rows = x.size // x.shape[-1]
+        if rows >= self._dense_above:
+            return _dense_product(self, x)
+        return super().as_linear(x.reshape(1, rows, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+
+def _dense_product(layer: nn.Module, x: mx.array) -> mx.array:
+    """x [..., K] times the unpacked weight [N, K]."""
+    weight = mx.dequantize(
+        layer["weight"], layer["scales"], layer.get("biases"), layer.group_size, layer.bits, mode=layer.mode
+    )
+    return x @ weight.astype(x.dtype).T
+
+
+_NEVER = 1 << 62
+
+
+def flatten_linears(model: nn.Module, dense_above: int | None = None) -> None:
+    """Make every quantised linear of the model see (1, T, K), and unpack its weight for a dense product from
+    `dense_above` rows on (None: never). Idempotent."""
     for part in model.modules():
-        if type(part) is nn.QuantizedLinear:
+        if type(part) in (nn.QuantizedLinear, _FlatQuantizedLinear):
             part.__class__ = _FlatQuantizedLinear
+        elif type(part) in (nn.QuantizedEmbedding, _FlatQuantizedEmbedding):
+            part.__class__ = _FlatQuantizedEmbedding
+        else:
+            continue
+        part._dense_above = dense_above or _NEVER

@@ -6,12 +6,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
 from ..config import EngineConfig
 from ..kernels.choose import AttentionPath
 from ..sched.allocator import GroupSpec
+from ..sched.budget import StepBudget
 from ..sched.table import blocks_for
 from .attention_path import attention_path
 from .check import differs_from_stock
@@ -29,20 +31,27 @@ from .solo import SoloRunner
 
 log = logging.getLogger(__name__)
 
+CPU_STEP_BUDGET = 64
+
+CUDA_DENSE_ABOVE = 16
+"""Rows from which unpacking a quantised weight and using the dense product is the faster way on CUDA."""
+
+CUDA_ROUND_CHUNKS = 256
+
 _CPU_CONTEXTS = 4
 """On a CPU the pool holds so many full contexts at most, unless --memory-budget says otherwise."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """A runner and what its scheduler must know: `groups` of KV, `num_rows` at once, tokens a step (`step_budget`),
+    """A runner and what its scheduler must know: `groups` of KV, `num_rows` at once, tokens a step (`budget`),
     whether prefixes are shared, how many steps it runs `ahead`. `path` is "paged" or "one at a time"; `notes` are
     lines worth reading once."""
 
     runner: Runner
     groups: tuple[GroupSpec, ...]
     num_rows: int
-    step_budget: int
+    budget: StepBudget
     share: bool
     ahead: int
     path: str
@@ -87,12 +96,12 @@ def end_thread() -> None:
     mx.clear_streams()
 
 
-def _step_budget(config: EngineConfig) -> int:
-    return config.step_budget or (512 if on_gpu() else 64)
+def _budget(config: EngineConfig) -> StepBudget:
+    return StepBudget(config.step_budget if on_gpu() else config.step_budget or CPU_STEP_BUDGET)
 
 
 def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len: int) -> Served:
-    step_budget, num_rows = _step_budget(config), config.max_rows
+    budget, num_rows = _budget(config), config.max_rows
     if config.num_blocks is not None:
         num_blocks: tuple[int, ...] = (config.num_blocks,) * len(spec.windows)
     else:
@@ -102,17 +111,19 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
             budget_bytes=config.memory_budget or free_memory() // 2,
             context_len=context_len,
             max_rows=num_rows if on_gpu() or config.memory_budget else min(num_rows, _CPU_CONTEXTS),
-            step_budget=step_budget,
+            step_budget=budget.most,
         )
     groups = tuple(GroupSpec(count, window) for count, window in zip(num_blocks, spec.windows, strict=True))
     sampler = Sampler(num_rows, spec.vocab_size)
     path = attention_path(spec, config.attention, log.warning)
-    runner = ModelRunner(loaded.model, make_pool(spec, num_blocks, path), groups, sampler, num_rows)
+    runner = ModelRunner(
+        loaded.model, make_pool(spec, num_blocks, path), groups, sampler, num_rows, **_ways(path, config)
+    )
     return Served(
         runner,
         groups,
         num_rows,
-        step_budget,
+        budget,
         share=config.prefix_cache,
         # A plain pool is written in place only while nothing in flight reads it: one step ahead it would be copied.
         ahead=config.ahead if config.ahead is not None else int(path.launcher is not None),
@@ -123,11 +134,20 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
     )
 
 
+def _ways(path: AttentionPath, config: EngineConfig) -> dict[str, Any]:
+    """How the runner builds its steps on this device."""
+    return {
+        "compiled": config.compiled and path.launcher is not None,
+        "dense_above": CUDA_DENSE_ABOVE if path.device.kind == "cuda" else None,
+    }
+
+
 def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> KVPool:
     """The pool that `path` asks for."""
     if path.launcher is None:
         return PlainPool(spec, num_blocks)
-    return KernelPool(spec, num_blocks, path.launcher, path.choice.use_kernel)
+    rounded = CUDA_ROUND_CHUNKS if path.device.kind == "cuda" else None
+    return KernelPool(spec, num_blocks, path.launcher, path.choice.use_kernel, rounded)
 
 
 def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:
@@ -139,7 +159,7 @@ def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str
         runner,
         groups,
         num_rows=1,
-        step_budget=_step_budget(config),
+        budget=_budget(config),
         share=False,
         ahead=0,
         path="one at a time",

@@ -9,7 +9,7 @@ that frees. Owns requests from add() to their end; knows nothing of mlx, text or
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,15 +148,17 @@ class Scheduler:
 
     # -- plan --------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan | None:
-        """The next step; None when no row can move before a step in flight is committed, or nothing is left."""
+    def schedule(self, budget: Callable[[bool], int] | None = None) -> StepPlan | None:
+        """The next step; None when no row can move before a step in flight is committed, or nothing is left.
+        `budget`, asked whether replies run, gives the step's tokens, at most `step_budget`."""
         decode = self._decode_rows()
+        tokens = self.step_budget if budget is None else min(self.step_budget, budget(bool(decode)))
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
-        joined = self._plan_prompts(max(self.step_budget - len(decode), BLOCK_SIZE), chunks, copies)
+        joined = self._plan_prompts(max(tokens - len(decode), BLOCK_SIZE), chunks, copies)
         decode += joined
         if not decode and not chunks:
-            return self._unstick()
+            return self._unstick(budget)
         return self._launch(decode, tuple(chunks), tuple(copies))
 
     def _decode_rows(self) -> list[int]:
@@ -177,6 +179,8 @@ class Scheduler:
         """A block for the row's next position, from the newest row if need be. False: the row cannot go now."""
         live, end = self._rows[row], int(self.table.scheduled[row]) + 1
         while not self.blocks.extend(row, end):
+            if self.blocks.growth() is not None:
+                return False  # room is coming, once the steps in flight are committed
             if any(other.leaving for other in self._rows.values()):
                 return False  # room is coming, once the step in flight is committed
             newest = max(self._rows.values(), key=lambda other: other.arrival)
@@ -244,7 +248,7 @@ class Scheduler:
         length, joins = min(left, budget), left <= budget
         if not self.blocks.extend(row, start + length + joins):
             joins = False
-            room = min(pool.num_free for pool in self.blocks.pools) + int(table.num_blocks[:, row].min())
+            room = self.blocks.room() + int(table.num_blocks[:, row].min())
             length = min(length, room * BLOCK_SIZE - start)
             if length <= 0 or not self.blocks.extend(row, start + length):
                 return 0, False
@@ -306,17 +310,17 @@ class Scheduler:
             self.cached_tokens += cached
             self.prompt_tokens += len(request.prompt)
 
-    def _unstick(self) -> StepPlan | None:
-        """Nothing could be planned. With no step in flight that means prompts hold the pool between them: the newest
-        gives way so that the oldest can finish."""
-        if self._unfinished or not self._rows:
+    def _unstick(self, budget: Callable[[bool], int] | None) -> StepPlan | None:
+        """Nothing could be planned. With no step in flight and no growth to come that means prompts hold the pool
+        between them: the newest gives way so that the oldest can finish."""
+        if self._unfinished or not self._rows or self.blocks.growth() is not None:
             return None
         newest = max(self._rows.values(), key=lambda live: live.arrival)
         if len(self._rows) > 1:
             self._preempt(newest)
         else:
             self._starve(newest)
-        return self.schedule()
+        return self.schedule(budget)
 
     def _launch(self, decode: list[int], chunks: tuple[Chunk, ...], copies: tuple[BlockCopy, ...]) -> StepPlan:
         table = self.table
