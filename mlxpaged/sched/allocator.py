@@ -18,10 +18,17 @@ from .table import RequestTable, blocks_for
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """One KV group: layers that keep the same tokens. `window` None: all of them; w: the last w."""
+    """One KV group: layers that keep the same tokens. `window` None: all of them; w: the last w. It begins with
+    `num_blocks` blocks and may grow to `most_blocks`; None: it stays as it is."""
 
     num_blocks: int
     window: int | None = None
+    most_blocks: int | None = None
+
+    @property
+    def ceiling(self) -> int:
+        """Blocks it never goes beyond."""
+        return self.num_blocks if self.most_blocks is None else self.most_blocks
 
     def first_needed(self, position: int) -> int:
         """The first block that a query at `position` may read."""
@@ -54,12 +61,14 @@ class KVAllocator:
         self._table = table
         self.share = share
         self._tips: dict[int, Prefix] = {}  # row -> the prefix of its published blocks
+        self._most = [spec.ceiling for spec in groups]  # blocks per group that may be grown to now
+        self._short = [0] * len(groups)  # empty blocks that were missing since the last change of size
 
     # -- room --------------------------------------------------------------------------------------------------
 
     def most_tokens(self) -> int:
         """The longest row the pools could ever hold."""
-        full = [pool.num_blocks - 1 for spec, pool in zip(self.groups, self.pools, strict=True) if spec.window is None]
+        full = [spec.ceiling - 1 for spec in self.groups if spec.window is None]
         return min(full) * BLOCK_SIZE if full else self._table.context_len
 
     def missing(self, row: int, end: int) -> list[int]:
@@ -75,8 +84,55 @@ class KVAllocator:
         ]
 
     def fits(self, counts: Sequence[int]) -> bool:
-        """Whether every group could give so many blocks now."""
-        return all(count <= pool.num_free for count, pool in zip(counts, self.pools, strict=True))
+        """Whether every group could give so many blocks now. While a group may still grow that means empty ones:
+        growing comes before forgetting what is cached, and before preempting."""
+        fits = True
+        for index, (count, pool) in enumerate(zip(counts, self.pools, strict=True)):
+            if count > pool.num_empty and pool.num_blocks < self._most[index]:
+                self._short[index] = max(self._short[index], count - pool.num_empty)
+                fits = False
+            fits = fits and count <= pool.num_free
+        return fits
+
+    def room(self) -> int:
+        """Blocks that every group could give now; see fits."""
+        return min(
+            pool.num_empty if pool.num_blocks < most else pool.num_free
+            for most, pool in zip(self._most, self.pools, strict=True)
+        )
+
+    # -- size --------------------------------------------------------------------------------------------------
+
+    def growth(self) -> tuple[int, ...] | None:
+        """Blocks per group that would end the shortage seen since the last change of size: at least twice as many in
+        a group that is short, so that growing stays rare. None: nothing is short."""
+        if not any(self._short):
+            return None
+        return tuple(
+            min(most, max(2 * pool.num_blocks, pool.num_blocks + short)) if short else pool.num_blocks
+            for most, pool, short in zip(self._most, self.pools, self._short, strict=True)
+        )
+
+    def grown(self, num_blocks: Sequence[int]) -> None:
+        """The arrays hold `num_blocks` blocks per group now. A group that was short and did not grow stays as it is
+        until `allow_growth`: what it lacks is then found as if there were no more memory, which is so."""
+        for index, (count, pool) in enumerate(zip(num_blocks, self.pools, strict=True)):
+            if count > pool.num_blocks:
+                pool.grow(count)
+            elif self._short[index]:
+                self._most[index] = pool.num_blocks
+        self._short = [0] * len(self.pools)
+
+    def allow_growth(self, allowed: bool) -> None:
+        """Whether pools may grow from now on, up to their ceilings."""
+        self._most = [spec.ceiling if allowed else 0 for spec in self.groups]
+        if not allowed:
+            self._short = [0] * len(self.pools)
+
+    def shrink(self) -> tuple[int, ...]:
+        """Give up cached and empty blocks at the ends of the pools, down to the sizes they began with where no row is
+        in the way; the blocks left per group."""
+        return tuple(pool.shrink(spec.num_blocks) for spec, pool in zip(self.groups, self.pools, strict=True))
 
     # -- a row's life ------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class BlockPool:
         self._references[0] = 1
         self._prefixes: list[Prefix | None] = [None] * num_blocks
         self._findable = np.zeros(num_blocks, bool)  # has a prefix
+        self._num_cached = 0  # free and findable
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
 
     @property
@@ -40,15 +41,19 @@ class BlockPool:
         """Blocks that take() could give, findable ones included."""
         return len(self._free)
 
+    @property
+    def num_empty(self) -> int:
+        """Free blocks that hold nothing findable: taking them loses nothing."""
+        return len(self._free) - self._num_cached
+
     def counts(self) -> dict[str, int]:
         """Blocks by state: used (held), shared (held twice or more), cached (free, findable), free (the rest)."""
         held = self._references[1:]
-        cached = int(np.count_nonzero(self._findable[1:] & (held == 0)))
         return {
             "used": int(np.count_nonzero(held)),
             "shared": int(np.count_nonzero(held > 1)),
-            "cached": cached,
-            "free": len(self._free) - cached,
+            "cached": self._num_cached,
+            "free": self.num_empty,
         }
 
     def marks(self) -> np.ndarray:
@@ -65,7 +70,7 @@ class BlockPool:
             self._references[block] = 1
             if self._prefixes[block] is not None:
                 self.evictions += 1
-                self._forget(block)
+                self._forget_free(block)
         return taken
 
     def share(self, block_ids: Iterable[int]) -> None:
@@ -74,6 +79,7 @@ class BlockPool:
             if block:
                 if self._references[block] == 0:
                     del self._free[block]
+                    self._num_cached -= int(self._findable[block])
                 self._references[block] += 1
 
     def release(self, block_ids: Sequence[int]) -> None:
@@ -86,6 +92,7 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 self._free[block] = None
+                self._num_cached += int(self._findable[block])
                 if self._prefixes[block] is None:
                     self._free.move_to_end(block, last=False)
 
@@ -109,14 +116,30 @@ class BlockPool:
             self._free.move_to_end(block, last=False)
         self.num_blocks = num_blocks
 
+    def shrink(self, num_blocks: int) -> int:
+        """Give up free blocks at the end, findable ones too, until `num_blocks` are left or the last one is held; how
+        many are left."""
+        left = max(num_blocks, int(np.flatnonzero(self._references)[-1]) + 1, 2)
+        for block in range(left, self.num_blocks):
+            del self._free[block]
+            if self._prefixes[block] is not None:
+                self._forget_free(block)
+        if left < self.num_blocks:
+            self._references, self._findable = self._references[:left].copy(), self._findable[:left].copy()
+            del self._prefixes[left:]
+            self.num_blocks = left
+        return self.num_blocks
+
     def forget_free(self) -> int:
         """Make every free block unfindable (its KV may be wrong, or memory is wanted); how many were findable."""
         cached = [block for block in self._free if self._prefixes[block] is not None]
         for block in cached:
-            self._forget(block)
+            self._forget_free(block)
         return len(cached)
 
-    def _forget(self, block: int) -> None:
+    def _forget_free(self, block: int) -> None:
+        """A block without a holder is findable no more."""
+        self._num_cached -= 1
         prefix = self._prefixes[block]
         assert prefix is not None
         self._prefixes[block] = None
@@ -138,6 +161,9 @@ class BlockPool:
         free[list(self._free)] = True
         if np.any(free == (self._references > 0)):
             raise InvariantError(f"group {self._group}: a block is both held and free, or neither")
+        cached = int(np.count_nonzero(self._findable[1:] & (self._references[1:] == 0)))
+        if cached != self._num_cached:
+            raise InvariantError(f"group {self._group} counts {self._num_cached} cached blocks, has {cached}")
         for block, prefix in enumerate(self._prefixes):
             if self._findable[block] != (prefix is not None):
                 raise InvariantError(f"block {block} of group {self._group} is wrongly marked as findable or not")

@@ -6,6 +6,8 @@ is seen as a wrong number, not only as a wrong count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -64,6 +66,14 @@ class FakeDevice:
             self.ids.setdefault(row, {})[position + 1] = token
         return StepResult(np.asarray(sampled, np.int32))
 
+    def resize(self, num_blocks: Sequence[int]) -> None:
+        """What new slots hold is nobody's identity."""
+        for group, count in enumerate(num_blocks):
+            slots = np.zeros(count * BLOCK_SIZE, np.int64)
+            kept = min(len(slots), len(self.slots[group]))
+            slots[:kept] = self.slots[group][:kept]
+            self.slots[group] = slots
+
     def _ids(self, row: int, position: int) -> list[int]:
         table = self.scheduler.table
         if self.epoch[row] != table.epoch[row]:
@@ -106,9 +116,16 @@ class Rig:
         plan = self.scheduler.schedule()
         if plan is not None:
             self.flights.append((plan, self.device.run(plan)))
-        while len(self.flights) > (self.ahead if plan is not None else 0):
-            self.scheduler.commit(*self.flights.pop(0))
-            self.scheduler.check()
+        growth = self.scheduler.blocks.growth()
+        self.commit(self.ahead if plan is not None and growth is None else 0)
+        if growth is not None:
+            self.device.resize(growth)
+            self.scheduler.blocks.grown(growth)
+        self.take_events()
+        self.scheduler.check()
+        return plan is not None
+
+    def take_events(self) -> None:
         for event in self.scheduler.take_events():
             match event:
                 case TokenEvent(request_id, token, _, finish):
@@ -118,8 +135,17 @@ class Rig:
                         self.ends[request_id] = finish
                 case EndEvent(request_id, finish):
                     self.ends[request_id] = finish
+
+    def commit(self, left: int) -> None:
+        while len(self.flights) > left:
+            self.scheduler.commit(*self.flights.pop(0))
+            self.scheduler.check()
+
+    def shrink(self) -> None:
+        self.commit(0)
+        self.take_events()
+        self.device.resize(self.scheduler.blocks.shrink())
         self.scheduler.check()
-        return plan is not None
 
     def drain(self) -> None:
         for _ in range(20_000):
@@ -133,6 +159,7 @@ GROUPS = {
     "full": [GroupSpec(14)],
     "window": [GroupSpec(14, window=20)],
     "both": [GroupSpec(14), GroupSpec(12, window=20)],
+    "growing": [GroupSpec(3, most_blocks=14), GroupSpec(2, window=20, most_blocks=12)],
 }
 
 actions = st.lists(
@@ -147,12 +174,13 @@ actions = st.lists(
         st.tuples(st.just("cancel"), st.integers(0, 40)),
         st.tuples(st.just("preempt"), st.integers(0, 40)),
         st.tuples(st.just("fail")),
+        st.tuples(st.just("shrink")),
     ),
     max_size=40,
 )
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", GROUPS)  # those that cannot grow do not shrink either
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(script=actions, budget=st.sampled_from([7, 16, 33]))
@@ -192,6 +220,8 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
                 rig.scheduler.fail_unfinished("injected")
                 excused |= touched
                 rig.scheduler.check()
+            case ("shrink",):
+                rig.shrink()
     rig.drain()
     for request_id, request in asked.items():
         limit = min(160, len(request.prompt) + (request.sampling.max_tokens or 0))
