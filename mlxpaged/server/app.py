@@ -26,8 +26,6 @@ from .operations import Operations
 from .options import ServerOptions
 from .sse import ClientGone
 
-__all__ = ["ServerOptions", "create_app"]
-
 
 def create_app(backend: LocalBackend, options: ServerOptions, gate: Gate | None = None) -> Starlette:
     """The application over `backend`. `gate` is shared with whoever shuts the server down."""

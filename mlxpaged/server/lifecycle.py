@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import os
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -21,8 +23,9 @@ import uvicorn
 
 from ..chat.backend import LocalBackend
 from ..errors import ConfigError, MlxpagedError
-from .app import ServerOptions, create_app
+from .app import create_app
 from .gate import Gate
+from .options import ServerOptions
 
 WhileServing = Callable[[str], Coroutine[Any, Any, None]]
 
@@ -41,7 +44,7 @@ def listen(host: str, port: int, insecure_no_auth: bool = False) -> list[socket.
     if not insecure_no_auth and not is_loopback(host):
         raise ConfigError(
             f"--host {host} opens the server to the network without a key; "
-            "use --host 127.0.0.1, or add --insecure-no-auth"
+            "use --host 127.0.0.1, or add --api-key KEY, or --insecure-no-auth"
         )
     first = _bind("127.0.0.1" if host == "localhost" else host, port)
     sockets = [first]
@@ -51,25 +54,68 @@ def listen(host: str, port: int, insecure_no_auth: bool = False) -> list[socket.
     return sockets
 
 
+def listen_unix(path: Path) -> socket.socket:
+    """A listening unix socket that only this user can open. What a dead server left at `path` is removed; anything
+    else there is a ConfigError, a live server a MlxpagedError."""
+    bound = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            _remove_dead(path)
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(before)
+        bound.listen(1024)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot listen on --unix-socket {path}: {error.strerror or error}; try another") from error
+    except MlxpagedError:
+        bound.close()
+        raise
+    return bound
+
+
+def _remove_dead(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise MlxpagedError(f"a server listens on {path} already; stop it, or name another --unix-socket")
+
+
 def serve(
     backend: LocalBackend,
     host: str,
     port: int,
     options: ServerOptions | None = None,
     while_serving: WhileServing | None = None,
+    unix_socket: Path | None = None,
 ) -> None:
     """Serve until a signal ends it; in the main thread. Returns when every reply has ended and the sockets are closed.
 
-    Raises what `listen` does, before anything else happens. `while_serving` gets the base URL and runs beside the
-    server (loading the model, saying when it is ready); what it raises ends the server and is raised here.
+    With `unix_socket` that path is listened on instead of host and port. Raises what `listen` does, before anything
+    else happens. `while_serving` gets the base URL and runs beside the server (loading the model, saying when it is
+    ready); what it raises ends the server and is raised here.
     """
-    options = replace(options or ServerOptions(), loopback=is_loopback(host))
-    sockets = listen(host, port, options.insecure_no_auth)
-    Server(backend, options).run_until_stopped(sockets, while_serving)
+    options = options or ServerOptions()
+    if unix_socket is not None:
+        bound = listen_unix(unix_socket)
+        try:
+            Server(backend, replace(options, loopback=True)).run_until_stopped([bound], while_serving)
+        finally:
+            unix_socket.unlink(missing_ok=True)
+        return
+    sockets = listen(host, port, options.insecure_no_auth or bool(options.api_keys))
+    Server(backend, replace(options, loopback=is_loopback(host))).run_until_stopped(sockets, while_serving)
 
 
 def url_of(bound: socket.socket) -> str:
-    """The base URL of a listening socket, without `/v1`."""
+    """The base URL of a listening socket, without `/v1`; a unix socket's client calls it localhost."""
+    if bound.family == socket.AF_UNIX:
+        return "http://localhost"
     host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from mlxpaged.chat.backend import LocalBackend
-from mlxpaged.server.app import ServerOptions
 from mlxpaged.server.lifecycle import Server, listen, url_of
+from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService
 
 

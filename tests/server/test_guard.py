@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxpaged.server.app import ServerOptions
 from mlxpaged.server.guard import normal_path
+from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService
 from tests.server.conftest import Serve
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from mlxpaged.chat.backend import LocalBackend
 from mlxpaged.chat.servers import new_secret, proof
-from mlxpaged.server.app import ServerOptions, create_app
+from mlxpaged.server.options import ServerOptions, create_app
 from tests.scripted import ScriptedService
 
 NONCE = "5e" * 32

@@ -16,8 +16,8 @@ import pytest
 
 from mlxpaged.chat.backend import LocalBackend
 from mlxpaged.errors import ConfigError, MlxpagedError, ModelNotFound
-from mlxpaged.server.app import ServerOptions
 from mlxpaged.server.lifecycle import Server, listen, serve, url_of
+from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService, says
 from tests.server.conftest import Serve
 
@@ -120,7 +120,7 @@ def test_what_runs_beside_the_server_can_end_it_with_its_error() -> None:
 PROGRAM = """
 import sys
 from mlxpaged.chat.backend import LocalBackend
-from mlxpaged.server.app import ServerOptions
+from mlxpaged.server.options import ServerOptions
 from mlxpaged.server.lifecycle import serve
 from tests.scripted import ScriptedService, says
 

@@ -10,8 +10,8 @@ import msgspec
 
 from mlxpaged.engine.events import Delta, Progress
 from mlxpaged.sched.requests import FinishReason
-from mlxpaged.server.app import ServerOptions
 from mlxpaged.server.generation import FINGERPRINT
+from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService, says, with_logprobs
 from tests.server.conftest import Running, Serve
 
