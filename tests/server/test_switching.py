@@ -1,0 +1,149 @@
+"""Models by name over HTTP: a request brings its model into memory, others wait their turn, nothing is downloaded."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mlxpaged.server.options import ServerOptions
+from tests.scripted import ScriptedService, says
+from tests.server.conftest import Running, Serve
+
+CHAT = "/v1/chat/completions"
+
+
+def hello(model: str, **fields: object) -> dict[str, object]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}], **fields}
+
+
+def states(server: Running) -> dict[str, str]:
+    return {entry["id"]: entry["state"] for entry in server.http.get("/v1/models").json()["data"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_naming_another_model_on_disk_loads_it_and_nothing_is_fetched(serve: Serve, stream: bool) -> None:
+    server = serve(installed=("org/other",), aliases=("nick",))
+    assert states(server) == {"scripted": "ready", "nick": "ready", "org/other": "unloaded"}
+    answer = server.http.post(CHAT, json=hello("org/other", stream=stream))
+    assert answer.status_code == 200 and '"model":"org/other"' in answer.text
+    assert server.service.loads == [("org/other", False)]
+    assert states(server) == {"org/other": "ready", "scripted": "unloaded", "nick": "unloaded"}
+    assert server.http.post(CHAT, json=hello("nick")).json()["model"] == "nick"
+    assert server.service.loads[-1] == ("scripted", False)
+
+
+def test_an_unknown_name_is_a_404_and_loads_nothing(serve: Serve) -> None:
+    server = serve(installed=("org/other",))
+    for name in ("org/unknown", "../../etc", "/etc/passwd", "./model.gguf", "gpt-4o"):
+        answer = server.http.post(CHAT, json=hello(name))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert server.http.post("/models/load", json={"model": name}).status_code == 404
+    assert server.service.loads == []
+
+
+def test_a_running_reply_finishes_before_the_switch_and_the_one_who_waits_is_kept_alive(serve: Serve) -> None:
+    service = ScriptedService(lambda *_: says("a", "b"), manual=True)
+    server = serve(service, installed=("org/other",), options=ServerOptions(keep_alive_s=0.02))
+    with server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        with server.http.stream("POST", CHAT, json=hello("org/other", stream=True)) as second:
+            pieces = second.iter_raw()
+            seen = b""
+            while seen.count(b": ka\n") < 3:  # its headers and these come while the other reply still runs
+                seen += next(pieces)
+            assert service.model is not None and service.model.name == "scripted"
+            for _ in range(3):
+                service.step()
+            assert first.read().endswith(b"data: [DONE]\n\n")
+            service.wait_until(lambda stats: stats.num_running == 1)
+            for _ in range(3):
+                service.step()
+            seen += b"".join(pieces)
+    assert b'"model":"org/other"' in seen and seen.endswith(b"data: [DONE]\n\n") and b": ka\n\n" not in seen
+
+
+def test_told_to_retry_instead_of_waiting(serve: Serve) -> None:
+    service = ScriptedService(hold_loads=True)
+    server = serve(service, installed=("org/other",), options=ServerOptions(on_switch="retry"))
+    answer = server.http.post(CHAT, json=hello("org/other", stream=True))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    service.wait_until(lambda _: service.loads == [("org/other", False)])
+    assert states(server)["org/other"] == "loading"
+    service.finish_loads()
+    answer = retried(server, hello("org/other"))
+    assert answer["model"] == "org/other" and len(service.loads) == 1
+
+
+def retried(server: Running, body: dict[str, object]) -> dict:
+    """What a client gets that comes back as long as it is told to; asking is what passes the time."""
+    for _ in range(10_000):
+        answer = server.http.post(CHAT, json=body)
+        if answer.status_code == 200:
+            return answer.json()
+        assert answer.status_code == 503
+    raise AssertionError(answer.text)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_cannot_be_loaded_is_said_and_the_old_one_comes_back(serve: Serve, stream: bool) -> None:
+    server = serve(ScriptedService(broken=("org/broken",)), installed=("org/broken",))
+    answer = server.http.post(CHAT, json=hello("org/broken", stream=stream))
+    if stream:  # its headers were out: one error event, no end mark
+        assert answer.status_code == 200 and "mlx-lm cannot load org/broken" in answer.text
+        assert answer.text.startswith('data: {"error":') and "[DONE]" not in answer.text
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "model_not_supported")
+    assert server.http.post(CHAT, json=hello("scripted")).status_code == 200
+
+
+def test_many_clients_of_three_models_are_all_answered_by_the_one_they_named(serve: Serve) -> None:
+    names = ["scripted", "org/b", "org/c"]
+    server = serve(ScriptedService(lambda *_: says(*"abc")), installed=tuple(names))
+
+    def ask(number: int) -> tuple[str, str]:
+        name = names[number % 3]
+        return name, server.http.post(CHAT, json=hello(name)).json()["model"]
+
+    with ThreadPoolExecutor(24) as pool:
+        assert all(asked == told for asked, told in pool.map(ask, range(60)))
+
+
+def test_a_client_that_gives_up_waiting_leaves_the_load_to_the_next(serve: Serve) -> None:
+    service = ScriptedService(hold_loads=True)
+    server = serve(service, installed=("org/other",))
+    with server.http.stream("POST", CHAT, json=hello("org/other", stream=True)):
+        service.wait_until(lambda _: len(service.loads) == 1)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(server.http.post, CHAT, json=hello("org/other"))
+        service.finish_loads()
+        assert asked.result(20).json()["model"] == "org/other"
+    assert len(service.loads) == 1 and len(service.submitted) == 1
+
+
+def test_load_and_unload_by_hand(serve: Serve) -> None:
+    server = serve(installed=("org/other",))
+    loaded = server.http.post("/models/load", json={"model": "org/other"}).json()
+    assert (loaded["success"], loaded["id"], loaded["state"]) == (True, "org/other", "ready")
+    unloaded = server.http.post("/models/unload", json={"model": "org/other"}).json()
+    assert unloaded["state"] == "unloaded" and set(states(server).values()) == {"unloaded"}
+    assert server.http.get("/health").json()["model"] == "scripted"
+    assert server.http.post("/v1/tokenize", json={"content": "a"}).status_code == 503
+    assert server.http.post(CHAT, json=hello("default")).json()["model"] == "scripted"
+
+
+def test_the_first_load_is_a_503_with_its_progress_in_health(serve: Serve) -> None:
+    server = serve(ScriptedService(loading=True), installed=("org/other",))
+    health = server.http.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "loading")
+    assert health.json()["loading"] == {"model": "scripted", "label": "", "done_bytes": 0, "total_bytes": None}
+    for name in ("scripted", "org/other"):
+        answer = server.http.post(CHAT, json=hello(name))
+        assert (answer.status_code, "still loading" in answer.text) == (503, True)
+
+
+def test_a_dead_engine_is_unhealthy(serve: Serve) -> None:
+    server = serve()
+    server.service.alive = False
+    health = server.http.get("/health")
+    assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
