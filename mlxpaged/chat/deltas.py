@@ -61,11 +61,13 @@ class ChatDelta:
     `logprobs`, where asked for, are of the tokens whose text is out by now: held-back text keeps its entries back.
     The last one, and only it, has `finish`. `source` is the engine's delta: ids, progress, usage, timing. A source
     that failed or was cancelled has no `finish` here; ask `source.finish` first.
-    `stop_reason` is the stop string or id of the client's own that ended the reply.
+    `num_reasoning` of the source's ids are thinking. `stop_reason` is the stop string or id of the client's own that
+    ended the reply.
     """
 
     source: Delta
     parts: tuple[Part, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
+    num_reasoning: int = 0
     finish: ChatFinish | None = None
     stop_reason: str | int | None = None

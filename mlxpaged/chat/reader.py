@@ -66,16 +66,17 @@ class ReplyReader:
         """What `delta` adds."""
         self._length += len(delta.text)
         self._waiting.extend((self._length, entry) for entry in delta.logprobs or ())
-        ended = delta.finish is not None
+        was_thinking, ended = self._out.thinking, delta.finish is not None
         if delta.text or ended:
             self._feed(delta.text, ended)
-        entries = None if delta.logprobs is None and not ended else self._settled(ended)
-        if not ended:
-            return ChatDelta(delta, self._out.drain(), entries)
-        if not entries and delta.logprobs is None:
-            entries = None
-        stop_reason = None if delta.stop_reason == self._syntax.own_stop else delta.stop_reason
-        return ChatDelta(delta, self._out.drain(), entries, self._finish(delta), stop_reason)
+        return ChatDelta(
+            source=delta,
+            parts=self._out.drain(),
+            logprobs=None if delta.logprobs is None else self._settled(ended),
+            num_reasoning=len(delta.token_ids) if was_thinking or self._out.thinking else 0,
+            finish=self._finish(delta),
+            stop_reason=None if delta.stop_reason == self._syntax.own_stop else delta.stop_reason,
+        )
 
     def _feed(self, text: str, ended: bool) -> None:
         self._source.unread += text

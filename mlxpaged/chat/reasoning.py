@@ -65,6 +65,7 @@ def read_thinking(source: Source, out: Out, tags: ThinkTags, opened: bool) -> Re
         source.rewind()
         return
     source.settle()
+    out.thinking = True
     trimmed = _Trimmed(out)
     if (yield from until(source, tags.end, emit=trimmed.add)):
         source.take(len(tags.end))

@@ -71,6 +71,7 @@ class Out:
     def __init__(self, new_id: Callable[[], str], with_calls: bool = True, most_calls: int | None = None) -> None:
         self.calls = 0
         self.in_call = False
+        self.thinking = False
         self._new_id, self._with_calls, self._most_calls = new_id, with_calls, most_calls
         self._parts: list[Part] = []
         self._space = ""
@@ -93,12 +94,13 @@ class Out:
         self._add(Content(said))
 
     def reasoning(self, text: str) -> None:
+        self.thinking = True
         if text:
             self._add(Reasoning(text))
 
     def end_reasoning(self) -> None:
         """What follows is the answer; the space before it belongs to neither."""
-        self._space, self._fresh = "", True
+        self._space, self._fresh, self.thinking = "", True, False
 
     def start_call(self, name: str) -> None:
         self.in_call = True

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..errors import BadParameter
 from .source import Out, Reading, Source
 from .tools_harmony import read_harmony
-from .tools_json import call_object, read_llama, read_mistral
+from .tools_json import NAME, call_object, read_llama, read_mistral
 from .tools_markup import read_gemma, read_glm, read_qwen_coder, read_tagged
 
 Family = Literal[
@@ -74,6 +74,10 @@ def tools_of(specs: Any) -> tuple[Tool, ...]:
 def _tool(spec: Any, place: str) -> Tool:
     match spec:
         case {"type": "function", "function": {"name": str(name)} as function} if name:
+            if not NAME.fullmatch(name):
+                raise BadParameter(
+                    f"{place} is called {name[:60]!r}; use up to 128 letters, digits and _ - . : /", param=place
+                )
             parameters = function.get("parameters")
             if parameters is not None and not isinstance(parameters, Mapping):
                 raise BadParameter(f"{place}.function.parameters must be a JSON schema", param=place)

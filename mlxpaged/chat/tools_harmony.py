@@ -17,7 +17,7 @@ FINAL = "<|channel|>final<|message|>"
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.:-]{1,128})")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([A-Za-z0-9_.:/-]{1,128})")
 
 
 def read_harmony(source: Source, out: Out, with_tools: bool) -> Reading[None]:

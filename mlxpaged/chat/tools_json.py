@@ -10,8 +10,10 @@ from collections.abc import Collection
 from .json_scan import JsonScan, string, text_value, value
 from .source import Broken, Out, Reading, Source, ahead, until
 
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_LETTERS = re.compile(r"[A-Za-z0-9_.:-]*")
+NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+"""What a function may be called."""
+
+_LETTERS = re.compile(r"[A-Za-z0-9_.:/-]*")
 _ARGUMENTS = {"arguments", "parameters"}
 _PYTHON_TAG = "<|python_tag|>"
 _CALLS = "[TOOL_CALLS]"
@@ -163,7 +165,7 @@ def word(source: Source) -> Reading[str]:
 
 
 def _checked(name: str, names: Collection[str] | None) -> str:
-    if not _NAME.fullmatch(name) or (names is not None and name not in names):
+    if not NAME.fullmatch(name) or (names is not None and name not in names):
         raise Broken
     return name
 

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from ..chat.backend import LocalBackend, ModelCard, Reply, merge
 from ..engine.events import Delta
 from ..errors import EngineError, MlxpagedError, ModelNotFound, Overloaded, PromptTooLong
-from ..sched.requests import FinishReason, SamplingParams
+from ..sched.requests import FinishReason, Grammar, SamplingParams
 from .errors import JsonResponse, Refused, body_of
 from .gate import Gate
 from .metrics import Metrics
@@ -47,12 +47,14 @@ class Dialect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that only lacks its place in the queue: each prompt is answered `n` times."""
+    """A request that only lacks its place in the queue: each prompt is answered `n` times, each reply held to a grammar
+    of its own where `new_grammar` makes one."""
 
     dialect: Dialect
     prompts: Sequence[list[int]]
     sampling: SamplingParams
     n: int = 1
+    new_grammar: Callable[[], Grammar] | None = None
 
 
 def error_event(error: MlxpagedError) -> bytes:
@@ -175,7 +177,9 @@ class Exchange:
         replies: list[Reply] = []
         try:
             for prompt, choice in product(prepared.prompts, range(prepared.n)):
-                replies.append(await self.backend.start(prompt, replace(prepared.sampling, choice=choice)))
+                grammar = prepared.new_grammar and prepared.new_grammar()
+                sampling = replace(prepared.sampling, choice=choice)
+                replies.append(await self.backend.start(prompt, sampling, grammar))
         except BaseException:
             self._gate.leave(replies)
             raise

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..chat.messages import Messages
+from ..chat.tools import Tool
 from ..errors import BadParameter, RequestError
 from ..sched.requests import SamplingParams
+from .reply_rules import thinking_kwargs
 
 MAX_CHOICES = 8
 MAX_REPLIES = 256
@@ -66,8 +68,11 @@ class ChatRequest(Shared, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Any = None
+    reasoning_format: str | None = None
+    thinking: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
 
 
@@ -163,10 +168,6 @@ def chat_sampling(ask: ChatRequest, defaults: Mapping[str, float]) -> SamplingPa
     if ask.top_logprobs is not None and not ask.logprobs:
         raise BadParameter("top_logprobs needs logprobs: true", param="top_logprobs")
     _in_range("top_logprobs", ask.top_logprobs, 0, 20)
-    if ask.tools and ask.tool_choice != "none":
-        raise BadParameter("tools are not supported; leave them out, or send tool_choice: none", param="tools")
-    if ask.response_format and ask.response_format.get("type") != "text":
-        raise BadParameter("response_format must be of type text; other formats are not supported", "response_format")
     max_tokens = _first(ask.max_completion_tokens, ask.max_tokens, None)
     return sampling_of(ask, defaults, max_tokens, (ask.top_logprobs or 0) if ask.logprobs else None)
 
@@ -183,17 +184,17 @@ def completion_sampling(ask: CompletionRequest, defaults: Mapping[str, float]) -
     return replace(sampling, continues_text=True, prompt_logprobs=ask.logprobs if ask.echo else None)
 
 
-def conversation_of(ask: ChatRequest | TokenizeRequest) -> Messages:
-    """The messages and the template's variables. A final message to continue needs no generation prompt."""
-    extra = dict(ask.chat_template_kwargs or {})
-    effort = getattr(ask, "reasoning_effort", None)
-    if isinstance(effort, str):
-        extra.setdefault("reasoning_effort", effort)
+def conversation_of(ask: ChatRequest | TokenizeRequest, tools: Sequence[Tool] = ()) -> Messages:
+    """The messages, the tools told to the model, and the template's variables. A final message to continue needs no
+    generation prompt."""
+    wished = thinking_kwargs(ask.reasoning_effort, ask.thinking) if isinstance(ask, ChatRequest) else {}
+    extra = wished | (ask.chat_template_kwargs or {})
     return Messages(
         messages=tuple(ask.messages or ()),
         template_kwargs=extra,
         add_generation_prompt=_first(ask.add_generation_prompt, not ask.continue_final_message),
         continue_final_message=bool(ask.continue_final_message),
+        tools=tuple(tool.spec for tool in tools),
     )
 
 

@@ -16,7 +16,9 @@ from ..chat.backend import ModelCard
 from ..errors import BadParameter
 from . import fields
 from .exchange import Asking, Exchange, Prepared
-from .openai import Asked, ChatDialect, CompletionDialect
+from .openai import Asked, CompletionDialect
+from .openai_chat import ChatDialect
+from .reply_rules import rules_of
 
 FINGERPRINT = f"mlxpaged-{__version__}"
 
@@ -31,13 +33,15 @@ class Generation:
     async def chat_completions(self, request: Request) -> Response:
         ask = fields.parse(fields.ChatRequest, await self._exchange.body(request))
         fields.chat_sampling(ask, {})  # what can be refused without the model is
-        conversation = fields.conversation_of(ask)
+        rules = rules_of(ask)
+        conversation = fields.conversation_of(ask, rules.use.tools)
 
         async def prepare(card: ModelCard) -> Prepared:
-            prompts = [await self._backend.tokenize(conversation)]
+            plan = await self._backend.plan(conversation, rules, fields.chat_sampling(ask, card.defaults))
+            prompts = [plan.prompt_ids]
             asked = replace(asked_of("chatcmpl", ask, card, prompts), logprobs=bool(ask.logprobs))
-            dialect = ChatDialect(asked, self._backend.token_bytes)
-            return Prepared(dialect, prompts, fields.chat_sampling(ask, card.defaults), asked.n)
+            dialect = ChatDialect(asked, self._backend.token_bytes, plan.syntax)
+            return Prepared(dialect, prompts, plan.sampling, asked.n, plan.new_grammar)
 
         return await self._exchange.answer(request, Asking(ask.model, bool(ask.stream), prepare))
 

@@ -56,7 +56,7 @@ class Dialect:
     def __init__(self, asked: Asked, token_bytes: TokenBytes) -> None:
         self.asked = asked
         self._token_bytes = token_bytes
-        self._choices = [_Choice() for _ in range(asked.n * len(asked.prompt_tokens))]
+        self._choices = [Choice() for _ in range(asked.n * len(asked.prompt_tokens))]
 
     def opening(self) -> Iterator[bytes]:
         """What goes out at once, before any token exists."""
@@ -64,10 +64,8 @@ class Dialect:
 
     def event(self, index: int, delta: Delta) -> Iterator[bytes]:
         """The chunks of one delta: progress, text, finish; often one, sometimes none."""
-        asked = self.asked
-        if delta.progress and asked.progress:
-            yield event(self._head(self.chunk_name) | {"choices": [], "prompt_progress": _progress(delta.progress)})
-        extra: dict[str, Any] = {"token_ids": list(delta.token_ids)} if asked.token_ids and delta.token_ids else {}
+        yield from self._progress_event(delta)
+        extra = self._token_ids(delta)
         if delta.text or delta.logprobs or extra:
             yield self._chunk(index, self._piece(index, delta) | {"finish_reason": None} | extra, delta)
         self.take(index, delta)
@@ -93,13 +91,20 @@ class Dialect:
             body["timings"] = _timings(timing, self._choices[0].usage)
         return body
 
+    def _progress_event(self, delta: Delta) -> Iterator[bytes]:
+        if delta.progress and self.asked.progress:
+            yield event(self._head(self.chunk_name) | {"choices": [], "prompt_progress": _progress(delta.progress)})
+
+    def _token_ids(self, delta: Delta) -> dict[str, Any]:
+        return {"token_ids": list(delta.token_ids)} if self.asked.token_ids and delta.token_ids else {}
+
     def _piece(self, index: int, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
 
     def _ending(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _message(self, index: int, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
     def _head(self, object_name: str) -> dict[str, Any]:
@@ -120,7 +125,7 @@ class Dialect:
             chunk["timings"] = _timings(delta.timing, delta.usage)
         return event(chunk)
 
-    def _whole(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
         assert choice.finish is not None
         whole = {"index": index, **self._message(index, choice), "finish_reason": choice.finish}
         if choice.stop_reason is not None:
@@ -141,42 +146,6 @@ class Dialect:
         new = len(delta.token_ids) if delta and choice.finish is None else 0
         prompt = self.asked.prompt_tokens[index // self.asked.n]
         return _usage(prompt, len(choice.token_ids) + new, choice.usage.cached_tokens if choice.usage else 0)
-
-
-class ChatDialect(Dialect):
-    """`/v1/chat/completions`."""
-
-    object_name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
-
-    def opening(self) -> Iterator[bytes]:
-        for index in range(len(self._choices)):
-            yield self._chunk(
-                index, {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-            )
-
-    def _piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        return {"delta": {"content": delta.text}, "logprobs": self._logprobs(delta.logprobs or ())}
-
-    def _ending(self) -> dict[str, Any]:
-        return {"delta": {}, "logprobs": None}
-
-    def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(choice.texts), "refusal": None}
-        return {"message": message, "logprobs": self._logprobs(choice.logprobs)}
-
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any] | None:
-        if not self.asked.logprobs:
-            return None
-        content = [
-            {**self._entry(entry.token_id, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self._token_bytes(token_id)
-        return {"token": token_text(raw), "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(raw)}
 
 
 class CompletionDialect(Dialect):
@@ -204,7 +173,7 @@ class CompletionDialect(Dialect):
     def _ending(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
-    def _message(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _message(self, index: int, choice: Choice) -> dict[str, Any]:
         echo = self._echo(index)
         logprobs = self._logprobs(choice.logprobs, len(echo))
         if logprobs and self.asked.echo_ids:
@@ -250,7 +219,7 @@ class CompletionDialect(Dialect):
         return token_text(self._token_bytes(token_id))
 
 
-class _Choice:
+class Choice:
     """What one choice has said so far."""
 
     def __init__(self) -> None:

@@ -78,7 +78,8 @@ def test_the_text_is_what_transformers_renders(source: str, generate: bool) -> N
     from transformers.utils.chat_template_utils import render_jinja_template
 
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"where": "<Köln & 'Bonn'>"}}}
-    messages = [system("be <brief>"), user("grüß dich\n"), assistant("", tool_calls=[call]), user("x")]
+    called = assistant("", tool_calls=[call]) if source == TOOLS else assistant("well")
+    messages = [system("be <brief>"), user("grüß dich\n"), called, user("x")]
     tools = [{"type": "function", "function": {"name": "f", "description": "a 'b' <c>"}}]
     rendered = render_jinja_template(
         [messages], tools=tools, chat_template=source, add_generation_prompt=generate, **TOKENS
@@ -183,3 +184,34 @@ def test_a_final_message_that_the_template_drops_cannot_be_continued() -> None:
             add_generation_prompt=False,
             continue_final_message=True,
         )
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Köln"}'}}
+
+
+def test_tools_reach_a_template_that_knows_them() -> None:
+    assert '"name": "weather"' in render(TOOLS, user("hi"), tools=(WEATHER,))
+    assert ChatTemplate(TOOLS, TOKENS).takes_tools and not ChatTemplate(CHATML, TOKENS).takes_tools
+
+
+def test_a_template_without_tools_gets_them_as_text() -> None:
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    text = render(CHATML, system("Be brief."), user("hi"), assistant(None, tool_calls=[CALL]), result, tools=(WEATHER,))
+    before, _, after = text.partition("<|im_start|>user\nhi<|im_end|>\n")
+    assert before.startswith("<|im_start|>system\nBe brief.\n\n") and '{"name": "weather"' in before
+    assert after == (
+        '<|im_start|>assistant\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_ids_of_calls_are_cut_to_nine_letters_where_the_template_demands_it() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}"
+        "{{ raise_exception('ids have length 9') }}{% endif %}[{{ c.id }}]{% endfor %}"
+        "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}{{ tools }}"
+    )
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    text = render(source, user("hi"), assistant("", tool_calls=[CALL]), result)
+    assert text[1:10].isalnum() and text == f"[{text[1:10]}]({text[1:10]})None"

@@ -116,7 +116,6 @@ def test_a_nucleus_of_nothing_is_the_best_token() -> None:
         ({"min_tokens": -1}, "min_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": "yes"}, "stream"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": "hi"}, "messages"),
     ],
 )

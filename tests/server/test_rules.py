@@ -123,13 +123,23 @@ def test_7_an_error_names_the_field(serve: Serve) -> None:
     assert "reads text only" in error["message"]
 
 
-def test_8_tools_are_refused_rather_than_silently_dropped(serve: Serve) -> None:
-    server = serve()
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    answer = server.http.post("/v1/chat/completions", json={**HELLO, "tools": [tool]})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+def test_8_tool_call_deltas_carry_their_index_always_and_id_type_and_name_once(serve: Serve) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+    server = serve(ScriptedService(lambda *_: says(*(call + call))))
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(server, {**STREAM, "tools": [tool]})]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert sorted({call["index"] for call in calls}) == [0, 1] and all("content" not in d for d in deltas[1:])
+    heads = [call for call in calls if "id" in call]
+    assert [(head["index"], head["type"], head["function"]) for head in heads] == [
+        (index, "function", {"name": "f", "arguments": ""}) for index in (0, 1)
+    ]
+    assert len({head["id"] for head in heads}) == 2
+    texts = ["".join(c["function"]["arguments"] for c in calls if c["index"] == index) for index in (0, 1)]
+    assert texts == ['{"a": 1}'] * 2
     for absent in ({"tools": []}, {"tools": None, "tool_choice": None}, {"tools": [tool], "tool_choice": "none"}):
-        assert server.http.post("/v1/chat/completions", json={**HELLO, **absent}).status_code == 200
+        message = server.http.post("/v1/chat/completions", json={**HELLO, **absent}).json()["choices"][0]["message"]
+        assert message["content"] == call + call and "tool_calls" not in message
 
 
 def test_9_a_closed_connection_cancels_the_request(serve: Serve) -> None:
