@@ -94,6 +94,8 @@ class Attached:
         """Let go of the server; it goes on for others, or ends itself when idle."""
         if self._pinging:
             self._pinging.cancel()
+        if self._process:
+            self._process.poll()  # one that has ended is no zombie from here on
         await self.backend.close()
 
     async def _cards(self) -> tuple[ModelCard, ...]:
@@ -135,10 +137,8 @@ class Start:
 
     def command(self, model: str, port: int) -> list[str]:
         """The command line of the background server."""
-        path = Path(model).expanduser()
-        name = str(path.resolve()) if path.exists() else model
         idle = f"{self.idle_exit_s:g}"
-        return [*self.program, "serve", name, "--port", str(port), "--idle-exit", idle, *self.flags]
+        return [*self.program, "serve", model, "--port", str(port), "--idle-exit", idle, *self.flags]
 
 
 async def attach(
@@ -162,6 +162,7 @@ async def attach(
             await backend.close()
             raise
         return Attached(backend, model)
+    model = model and _whole_name(model)
     async with _one_at_a_time(on_status):
         found = await _chosen(await proven(), model)
         if found:
@@ -175,6 +176,12 @@ async def attach(
         f"It ends itself after {start.idle_exit_s / 60:.0f} idle minutes; `mlxpaged stop` ends it now."
     )
     return Attached(_backend(record, model), model, notice, record, process)
+
+
+def _whole_name(model: str) -> str:
+    """A path as any process would find it; other names as they are."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() and model != DEFAULT_MODEL else model
 
 
 def log_path() -> Path:

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-import httpx
+from typing import TYPE_CHECKING
 
 from .. import paths
+
+if TYPE_CHECKING:
+    import httpx  # slow to import, and most callers only want to know whether there is a file
 
 HANDSHAKE = "/handshake"
 NONCE_BYTES = 32
@@ -45,6 +47,8 @@ class ServerRecord:
 
     def transport(self) -> httpx.AsyncBaseTransport | None:
         """How httpx reaches it; None: by its url."""
+        import httpx
+
         return httpx.AsyncHTTPTransport(uds=self.socket) if self.socket else None
 
     def key(self) -> str:
@@ -114,6 +118,8 @@ async def proven() -> list[ServerRecord]:
 
 async def proves_itself(record: ServerRecord) -> bool:
     """Whether the address answers, and with the secret's HMAC over a nonce of our own."""
+    import httpx
+
     nonce = secrets.token_hex(NONCE_BYTES)
     async with httpx.AsyncClient(
         base_url=record.url, transport=record.transport(), timeout=_ANSWER_S, trust_env=False

@@ -77,6 +77,8 @@ def in_words(error: Exception, path: Path) -> str:
     text = reason.lower()
     if "full" in text or "no space" in text or "quota" in text or "too large" in text:
         return f"the disk of {path} is full; free some space and saving goes on"
+    if "i/o error" in text:
+        return f"{path} cannot be written ({reason}: is the disk or the quota full?); once it can, saving goes on"
     if "locked" in text or "busy" in text:
         return f"{path} is locked by another program; close it and saving goes on"
     if "malformed" in text or "not a database" in text or "corrupt" in text:

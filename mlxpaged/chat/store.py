@@ -202,7 +202,7 @@ class Store:
                 self._open.execute("DELETE FROM session WHERE id = ?", (session_id,))
             elif session_id in self._mine():
                 self._set(session_id, "owner", None)
-                if not self._unsaved:
+                if self.path and not self._unsaved:
                     self._open.execute("DELETE FROM session WHERE id = ?", (session_id,))
 
     def fork(self, session_id: str, at: str | None = None) -> Session:

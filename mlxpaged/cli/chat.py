@@ -1,18 +1,46 @@
-"""`mlxpaged chat`: a conversation in the scrollback."""
+"""`mlxpaged chat`: a conversation in the scrollback, answered by a server, kept in the store."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ..config import DEFAULT_MODEL
+from ..errors import ConfigError
 from . import options
+from .exits import complain
 from .options import SamplingFlags
 from .progress import LoadProgress
+
+if TYPE_CHECKING:
+    from ..chat.sessions import Session
+    from ..chat.store import Store
+    from .conversation import Conversation
+
+Continue = Annotated[bool, typer.Option("-c", "--continue", help="Go on with the last conversation.")]
+SessionName = Annotated[
+    str | None,
+    typer.Option("--session", envvar="MLXPAGED_SESSION", help="Go on with this conversation (its title or id)."),
+]
+Ephemeral = Annotated[
+    bool, typer.Option("--ephemeral", envvar="MLXPAGED_EPHEMERAL", help="Save nothing of this conversation.")
+]
+Files = Annotated[
+    list[Path] | None,
+    typer.Option("-f", "--file", envvar="MLXPAGED_FILE", help="A text file before the first message."),
+]
 
 
 def chat(
     model: options.OptionalModelArgument = None,
+    continues: Continue = False,
+    session: SessionName = None,
+    ephemeral: Ephemeral = False,
+    file: Files = None,
     system: options.System = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
@@ -25,9 +53,11 @@ def chat(
     memory_budget: options.MemoryBudget = None,
     attention: options.AttentionFlag = "auto",
     url: options.Url = None,
+    api_key: options.ApiKey = None,
 ) -> int:
-    """Talk with a model; without one, a Mac offers what it finds and Linux takes smollm2."""
-    from .compose import opened_locally, opened_remotely
+    """Talk with a model; without one: the one a running server holds, else a Mac offers what it finds and Linux takes
+    smollm2. Answers come from a server that chats share; one is started in the background where none runs."""
+    from . import compose
     from .conversation import Conversation
     from .keyboard import PipeKeyboard, TerminalKeyboard
     from .page import Page
@@ -35,20 +65,58 @@ def chat(
 
     flags = SamplingFlags(max_tokens, temperature, top_p, top_k, min_p, seed)
     flags.check()
-    config = options.engine_config(dtype, ctx, memory_budget, attention=attention)
-    progress = LoadProgress()
-    opening = opened_remotely(url, model) if url else opened_locally(model or _choice(), config, progress)
+    options.engine_config(dtype, ctx, memory_budget, attention=attention)
+    server_flags = options.as_flags(dtype=dtype, ctx=ctx, memory_budget=memory_budget, attention=attention)
     watched = sys.stdin.isatty()
-    with opening as opened:
-        page = Page(quiet=not watched)
-        keyboard = TerminalKeyboard(progress.in_words) if watched else PipeKeyboard(sys.stdin)
-        loop = ChatLoop(opened, Conversation(system, flags.given()), keyboard, page, progress)
-        asyncio.run(loop.run())
-        return int(loop.failed and not watched)
+    wanted = continues or session is not None
+    if ephemeral and wanted:
+        raise ConfigError("--ephemeral saves nothing, so there is nothing to go on with; leave out one of the two")
+    store = _store(ephemeral or not (watched or wanted))
+    try:
+        found = _found(store, session) if wanted else None
+        conversation = Conversation(store, found and store.claim(found.id), system)
+        conversation.add_values(flags.given())
+        for path in file or ():
+            conversation.attach(path)
+        progress = LoadProgress()
+        model = _model(model, url, conversation)
+        with compose.opened_for_chat(model, url, api_key, server_flags, progress) as opened:
+            page = Page(quiet=not watched)
+            keyboard = TerminalKeyboard(progress.in_words) if watched else PipeKeyboard(sys.stdin)
+            loop = ChatLoop(opened, conversation, keyboard, page, progress)
+            asyncio.run(loop.run())
+            return int(loop.failed and not watched)
+    finally:
+        if rescued := store.close():
+            complain(f"{store.problem}; this conversation is in {rescued}")
 
 
-def _choice() -> str:
-    """The model to use when none is named."""
+def _store(ephemeral: bool) -> Store:
+    from ..chat.store import Store
+
+    return Store(None) if ephemeral else Store.open()
+
+
+def _found(store: Store, name: str | None) -> Session:
+    """The conversation to go on with; ConfigError where there is none yet."""
+    if name is not None:
+        return store.find(name)
+    latest = store.latest()
+    if latest is None:
+        raise ConfigError(store.problem or "there is no conversation to continue yet; leave out --continue")
+    return latest
+
+
+def _model(named: str | None, url: str | None, conversation: Conversation) -> str | None:
+    """The model to ask for; None: whichever the server holds."""
+    from ..chat.servers import records
+
+    if named or url:
+        return named
+    if conversation.session.model:
+        return conversation.session.model
+    if records():
+        return None
     if sys.platform != "darwin":
         return DEFAULT_MODEL
     from .pick import pick_model

@@ -5,22 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..config import EngineConfig
 from ..engine.events import ModelInfo
-from ..errors import ModelNotFound
+from ..errors import ModelNotFound, Overloaded
 from .exits import complain
 from .progress import LoadProgress
 from .version import on_a_gpu
 
 if TYPE_CHECKING:
+    from ..chat.attach import Attached
     from ..chat.backend import Backend, ModelCard
     from ..engine.service import EngineService
+
+Result = TypeVar("Result")
 
 _CLOSE_S = 2.0
 """How long leaving waits for the engine: a step or a download ends well within it, reading large weights may not."""
@@ -37,6 +40,7 @@ class OpenedLocally:
         self._service = service
         self._model = model
         self._on_progress = on_progress
+        self.notice, self.started = "", False
 
     @cached_property
     def loading(self) -> Future[ModelInfo]:
@@ -48,27 +52,95 @@ class OpenedLocally:
         await asyncio.wrap_future(self.loading)
         return (await self.backend.models())[0]
 
+    async def again(self) -> ModelCard:
+        """The engine of this process does not go away."""
+        return await self.ready()
 
-class OpenedRemotely:
-    """A backend over the server at `url`; no model: whichever it holds."""
+    async def switch(self, model: str) -> ModelCard:
+        """Another model in place of this one."""
+        await asyncio.wrap_future(self._service.load(model, self._on_progress))
+        return (await self.backend.models())[0]
 
-    def __init__(self, url: str, model: str | None) -> None:
-        from ..chat.remote import RemoteBackend
 
-        self.backend: Backend = RemoteBackend(url, model)
+class OpenedAttached:
+    """A backend over a server: the one at `url`, else this user's own, else one that is started in the background.
+
+    Nothing happens before `ready`. A model that is not on disk yet is fetched here, where a person sees it happen.
+    """
+
+    def __init__(
+        self,
+        model: str | None,
+        url: str | None,
+        api_key: str | None,
+        server_flags: tuple[str, ...],
+        progress: LoadProgress,
+    ) -> None:
         self._model = model
+        self._url = url
+        self._api_key = api_key
+        self._flags = server_flags
+        self._progress = progress
+        self._attached: Attached | None = None
+        self.notice = ""
+        """One line on where the answers come from; empty for an address that was given."""
+        self.started = False
+
+    @property
+    def backend(self) -> Backend:
+        """What answers; there once `ready` has returned."""
+        if self._attached is None:
+            raise Overloaded("not attached to a server yet; try again soon")
+        return self._attached.backend
 
     async def ready(self) -> ModelCard:
-        """The model it holds. Raises ModelNotFound or Unreachable."""
-        cards = await self.backend.models()
-        for card in cards:
-            if self._model in {None, card.name}:
-                return card
-        held = ", ".join(card.name for card in cards) or "no model"
-        raise ModelNotFound(f"the server does not hold {self._model or 'a model'}; it holds {held}")
+        """Waits until the model can answer there. Raises ModelNotFound, Unreachable, ConfigError, or what ended the
+        server."""
+        from ..chat.attach import Start, attach
+
+        if self._attached is None:
+            if self._model and not self._url:
+                await self._fetched(self._model)
+            start = Start(flags=self._flags)
+            self._attached = await attach(self._model, self._url, self._api_key, start, self._progress.say)
+            self.started, self.notice = self._attached.started, self._attached.notice
+            if self._flags and not self.started:
+                self.notice += f" It runs already, so {' '.join(self._flags)} changes nothing there."
+        return await self._attached.ready(self._progress.say)
+
+    async def again(self) -> ModelCard:
+        """After the server went away: `ready` from the beginning."""
+        await self.close()
+        return await self.ready()
+
+    async def switch(self, model: str) -> ModelCard:
+        """Another model from now on; the one before stays when that fails."""
+        before, self._model = self._model, model
+        await self.close()
+        try:
+            return await self.ready()
+        except BaseException:
+            self._model = before
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Let go of the server."""
+        attached, self._attached = self._attached, None
+        if attached:
+            await attached.close()
+
+    async def _fetched(self, model: str) -> None:
+        from ..chat.servers import records
+
+        try:
+            await asyncio.wrap_future(in_a_daemon_thread(lambda: fetch_model(model, self._progress)))
+        except ModelNotFound:
+            if not records():  # a server may know it by a name of its own
+                raise
 
 
-Opened = OpenedLocally | OpenedRemotely
+Opened = OpenedLocally | OpenedAttached
 
 
 @contextmanager
@@ -102,6 +174,33 @@ def opened_locally(model: str, config: EngineConfig, on_progress: LoadProgress) 
 
 
 @contextmanager
-def opened_remotely(url: str, model: str | None) -> Iterator[OpenedRemotely]:
-    """A backend over a server; its connections belong to the caller's event loop and end with the process."""
-    yield OpenedRemotely(url, model)
+def opened_for_chat(
+    model: str | None, url: str | None, api_key: str | None, server_flags: tuple[str, ...], progress: LoadProgress
+) -> Iterator[OpenedAttached]:
+    """A backend over a server. Its connections belong to the caller's event loop and end with the process; a fetch that
+    still runs at the end is given up."""
+    try:
+        yield OpenedAttached(model, url, api_key, server_flags, progress)
+    finally:
+        progress.abandoned = True
+
+
+def fetch_model(name: str, progress: LoadProgress) -> None:
+    """Makes sure that a model is on this disk. Raises ModelNotFound, UnsupportedModel, ConfigError or Unreachable."""
+    from ..model.sources import resolve
+
+    resolve(name, progress)
+
+
+def in_a_daemon_thread(work: Callable[[], Result]) -> Future[Result]:
+    """The work's result; a thread that the end of the process does not wait for."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # the waiter's to handle
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.application.current import set_app
 from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
@@ -34,8 +36,9 @@ _NO_KEYS = {Keys.CPRResponse, "?"}
 class Keyboard(Protocol):
     """Gives one message after the other."""
 
-    async def read(self) -> str | None:
-        """The next message; None at the end. Raises KeyboardInterrupt for Ctrl-C on an empty line."""
+    async def read(self, prefill: str = "") -> str | None:
+        """The next message, begun with `prefill` where a person can change it; None at the end. Raises
+        KeyboardInterrupt for Ctrl-C on an empty line."""
         ...
 
     async def shown(self) -> None:
@@ -44,6 +47,10 @@ class Keyboard(Protocol):
 
     def fail(self, error: BaseException) -> None:
         """Makes a `read` that is waiting raise `error`."""
+        ...
+
+    def above(self, say: Callable[[], None]) -> None:
+        """Runs `say`, which prints, above a prompt that is waiting; does nothing when none is."""
         ...
 
 
@@ -66,7 +73,7 @@ class PipeKeyboard:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    async def read(self) -> str | None:
+    async def read(self, prefill: str = "") -> str | None:
         text = ""
         await asyncio.sleep(0)  # whatever is ready to run does: the load begins
         # Read on this thread, not on another: Ctrl-C can end this, and nothing else waits for the loop meanwhile.
@@ -82,6 +89,9 @@ class PipeKeyboard:
 
     def fail(self, error: BaseException) -> None:
         """A pipe never waits for a person: the error is met when the next message is sent."""
+
+    def above(self, say: Callable[[], None]) -> None:
+        """A pipe has no prompt: what there is to say is said with the next message."""
 
 
 class TerminalKeyboard:
@@ -108,9 +118,9 @@ class TerminalKeyboard:
         )
         self._session.app.after_render += lambda _: self._shown.set()
 
-    async def read(self) -> str | None:
+    async def read(self, prefill: str = "") -> str | None:
         try:
-            return unwrapped(await self._session.prompt_async())
+            return unwrapped(await self._session.prompt_async(default=prefill))
         except EOFError:
             return None
 
@@ -120,6 +130,11 @@ class TerminalKeyboard:
     def fail(self, error: BaseException) -> None:
         if self._session.app.is_running:
             self._session.app.exit(exception=error)
+
+    def above(self, say: Callable[[], None]) -> None:
+        if self._session.app.is_running:
+            with set_app(self._session.app):
+                run_in_terminal(say)
 
 
 def _history() -> History:

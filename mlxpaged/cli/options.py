@@ -45,7 +45,14 @@ PrefixCache = Annotated[bool, _flag("--prefix-cache/--no-prefix-cache", "Reuse t
 AttentionFlag = Annotated[
     str, _flag("--attention", f"Attention by {', '.join(get_args(Attention))}: GPU kernels or plain MLX [auto].")
 ]
-Url = Annotated[str | None, _flag("--url", "Use the server at this address instead of loading a model here.")]
+ApiKey = Annotated[str | None, _flag("--api-key", "The key that the server at --url asks for.")]
+Url = Annotated[str | None, _flag("--url", "Use the server at this address, not this user's own.")]
+
+
+def as_flags(**values: object) -> tuple[str, ...]:
+    """Values as flags of a command line; those that were not given, and `auto`, are left out."""
+    given = {name: value for name, value in values.items() if value not in (None, "auto")}
+    return tuple(word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value)))
 
 
 @dataclass(frozen=True, slots=True)

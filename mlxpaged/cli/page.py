@@ -6,12 +6,23 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from .terminal import is_plain, neutralise
 
 if TYPE_CHECKING:
+    from ..chat.sessions import Message, Session
     from ..engine.events import Timing, Usage
+
+
+_RECAP_LINES = 20
+_CUT_SHORT = {
+    "streaming": "interrupted",
+    "interrupted": "interrupted",
+    "stopped": "stopped",
+    "error": "broken off",
+}
 
 
 class ReplyView(Protocol):
@@ -69,6 +80,25 @@ class Page:
         from .markdown import MarkdownStream
 
         return MarkdownStream(sys.stdout)
+
+    def recap(self, session: Session, turns: Sequence[Message]) -> None:
+        """Where a conversation stands that is gone on with: its name and its last exchange."""
+        if self.quiet or not turns:
+            return
+        self._print(f"{session.title} · {len(turns)} turns")
+        last = next((index for index in reversed(range(len(turns))) if turns[index].role == "user"), 0)
+        for turn in turns[last:]:
+            if turn.role == "user":
+                self._print("\n".join(f"> {line}" for line in turn.content.split("\n")[:_RECAP_LINES]))
+            elif turn.content:
+                view = self.reply()
+                view.feed(turn.content)
+                view.finish()
+        if turns[-1].role == "user":
+            self._print("Your last message got no reply; /continue asks for it.")
+        elif turns[-1].state != "done":
+            self._print(f"This reply was {_CUT_SHORT[turns[-1].state]}; /continue goes on with it.")
+        self.gap()
 
     def say(self, text: str) -> None:
         """Lines for the person, beside the conversation."""

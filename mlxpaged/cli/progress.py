@@ -36,6 +36,12 @@ class LoadProgress:
             raise MlxpagedError("the load was abandoned")
         self.latest = progress
 
+    def say(self, text: str) -> None:
+        """What is waited for now, where there is nothing to count."""
+        from ..model.sources import Progress
+
+        self.latest = Progress(text, 0, None)
+
     def in_words(self) -> str:
         """One short phrase: what is being done and how far it is; empty once that is done."""
         latest = self.latest

@@ -5,28 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import MlxpagedError
+from ..errors import MlxpagedError, Unreachable
 from ..sched.requests import FinishReason
 from .conversation import Conversation
 from .keyboard import Keyboard
 from .logs import logged_to
 from .page import Page, ReplyView, figures
 from .progress import REDRAW_S, LoadProgress
-from .slash import Commands, Leave, is_command, unescaped
-from .terminal import silent_keyboard
+from .slash import Commands, Leave, Outcome, is_command, unescaped
+from .terminal import copy_to_clipboard, silent_keyboard
 
 if TYPE_CHECKING:
-    from ..chat.backend import ModelCard, Reply
+    from ..chat.backend import Backend, ModelCard, Reply
+    from ..chat.sessions import State
+    from ..chat.store import ReplyDraft
     from ..engine.events import Delta
     from .compose import Opened
 
 _NEARLY_FULL = 0.85
 _REFRESH_S = 0.05
+_STATES: dict[FinishReason, State] = {FinishReason.CANCELLED: "stopped", FinishReason.ERROR: "error"}
 _ENDINGS = {FinishReason.CANCELLED: " · stopped", FinishReason.LENGTH: " · cut at its longest"}
 
 
@@ -37,6 +40,9 @@ class _Exchange:
     view: ReplyView
     card: ModelCard | None = None
     reply: Reply | None = None
+    draft: ReplyDraft | None = None
+    asked: bool = True  # the question was put just now; not, when an earlier one is answered anew
+    resumed: bool = False
     text: str = ""
     last: Delta | None = None
     interrupts: int = 0
@@ -61,7 +67,10 @@ class ChatLoop:
         self._keyboard = keyboard
         self._page = page
         self._progress = progress
-        self._commands = Commands(conversation, self._card, opened.backend.stats)
+        self._commands = Commands(conversation, self._card, self._backend)
+        self._prefill = ""
+        self._told_problem: str | None = None
+        self._told_notice = ""
         self._loading: asyncio.Task[ModelCard] | None = None
         self._interrupts: _Interrupts | None = None  # None behind a pipe: there, Ctrl-C ends the program
         self.failed = False
@@ -78,15 +87,18 @@ class ChatLoop:
             await self._converse()
 
     async def _converse(self) -> None:
-        self._loading = asyncio.create_task(self._load())
-        self._loading.add_done_callback(self._loaded)
+        self._begin_loading(self._opened.ready)
+        self._page.recap(self._conversation.session, self._conversation.turns)
         try:
+            self._tell_problem()
             while (text := await self._read()) is not None:
                 self._page.say_kept()
                 if is_command(text):
                     await self._obey(text)
                 elif text:
-                    await self._answer(unescaped(text))
+                    self._conversation.ask(unescaped(text))
+                    await self._answer()
+                self._tell_problem()
                 self._page.say_kept()
                 self._page.gap()
         except Leave:
@@ -100,26 +112,69 @@ class ChatLoop:
         try:
             with self._stoppable(task.cancel):
                 await asyncio.wait([task])
-            self._page.say("Stopped." if task.cancelled() else task.result())
+            if task.cancelled():
+                self._page.say("Stopped.")
+            else:
+                await self._follow(task.result())
         except MlxpagedError as error:
             if self._load_error():
                 raise
             self._warn(str(error))
+
+    async def _follow(self, outcome: Outcome) -> None:
+        """What a command left to do."""
+        if outcome.clipboard:
+            copy_to_clipboard(outcome.clipboard)
+        if outcome.text:
+            self._page.say(outcome.text)
+        self._prefill = outcome.prefill
+        if outcome.recap:
+            self._page.recap(self._conversation.session, self._conversation.turns)
+        if outcome.model:
+            await self._switch(outcome.model)
+        if outcome.answer or outcome.resume:
+            await self._answer(asked=False, resume=outcome.resume)
+
+    async def _switch(self, model: str) -> None:
+        """Another model from now on; where that fails, the one before."""
+        before = self._loading
+        self._progress.done = False
+        self._begin_loading(lambda: self._opened.switch(model))
+        view = self._page.reply()
+        task = asyncio.create_task(self._model(view))
+        with silent_keyboard(), self._stoppable(task.cancel):
+            await asyncio.wait([task])
+        view.finish()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self._page.say(f"Now with {task.result().name}.")
+            return
+        assert self._loading and before
+        self._loading.cancel()
+        self._loading = before
+        if not isinstance(error, MlxpagedError | asyncio.CancelledError):
+            raise error
+        self._page.say("Stopped; the model before stays.") if task.cancelled() else self._warn(str(error))
 
     async def _read(self) -> str | None:
         while True:
             if self._interrupts:
                 self._interrupts.forget()
             try:
-                return await self._keyboard.read()
+                prefill, self._prefill = self._prefill, ""
+                return await self._keyboard.read(prefill)
             except KeyboardInterrupt:
                 if self._page.quiet:
                     raise
                 self._page.say("Ctrl-D or /bye leaves; Ctrl-C stops a reply.")
 
-    async def _load(self) -> ModelCard:
+    def _begin_loading(self, ready: Callable[[], Awaitable[ModelCard]]) -> None:
+        self._loading = asyncio.create_task(self._load(ready))
+        self._loading.add_done_callback(self._loaded)
+
+    async def _load(self, ready: Callable[[], Awaitable[ModelCard]]) -> ModelCard:
         await self._keyboard.shown()
-        return await self._opened.ready()
+        return await ready()
 
     def _loaded(self, loading: asyncio.Task[ModelCard]) -> None:
         """Keeps what there is to know of the model; a failure ends the prompt that may be waiting."""
@@ -128,31 +183,59 @@ class ChatLoop:
             return
         if error := loading.exception():
             self._keyboard.fail(error)
-        else:
-            for note in loading.result().notes:
-                self._page.later(note)
+            return
+        if self._opened.notice != self._told_notice and (self._opened.started or not self._page.quiet):
+            self._told_notice = self._opened.notice
+            self._page.later(self._opened.notice)
+        for note in loading.result().notes:
+            self._page.later(note)
+        self._keyboard.above(self._page.say_kept)
+
+    def _backend(self) -> Backend:
+        return self._opened.backend
+
+    def _tell_problem(self) -> None:
+        """Says when saving stops, and when it goes on."""
+        problem = self._conversation.store.problem
+        if problem != self._told_problem:
+            self._page.warn(f"not saved: {problem}" if problem else "Everything is saved again.")
+            self._told_problem = problem
 
     async def _card(self) -> ModelCard:
         assert self._loading
         return await asyncio.shield(self._loading)
 
-    async def _answer(self, text: str) -> None:
-        self._conversation.ask(text)
-        exchange = _Exchange(self._page.reply())
+    async def _answer(self, asked: bool = True, resume: bool = False) -> None:
+        """Answers the last turn, which was `asked` just now or earlier, or goes on with the last reply."""
+        exchange = _Exchange(self._page.reply(), asked=asked, resumed=resume)
         task = asyncio.create_task(self._hear(exchange))
         with silent_keyboard(), self._stoppable(lambda: exchange.stop(task)):
             while not task.done():
                 await asyncio.wait([task], timeout=_REFRESH_S)
                 exchange.view.refresh()
+                if exchange.draft:
+                    exchange.draft.tick()
             exchange.view.finish()
         error = None if task.cancelled() else task.exception()
         if error is None:
             self._keep(exchange)
             return
-        self._conversation.take_back()
         if not isinstance(error, MlxpagedError) or self._load_error():
             raise error
-        self._warn(f"{error} (your message was taken back)")
+        self._warn(f"{error} ({self._without_reply(exchange)})")
+
+    def _without_reply(self, exchange: _Exchange) -> str:
+        """No word came: the conversation is as before; what that means, in words."""
+        if exchange.resumed:
+            if exchange.draft:
+                exchange.draft.finish("stopped")
+            return "the reply stays as it was"
+        if exchange.draft:
+            exchange.draft.drop()
+        if not exchange.asked:
+            return "/retry asks again"
+        self._conversation.take_back()
+        return "your message was taken back"
 
     def _load_error(self) -> BaseException | None:
         """Why the model will never be there; None while that is open."""
@@ -170,11 +253,19 @@ class ChatLoop:
         """From the question to the last delta; `exchange` holds whatever came when this is cut short."""
         exchange.card = card = await self._model(exchange.view)
         sampling = self._conversation.sampling(card.defaults)
-        exchange.reply = await self._opened.backend.start(self._conversation.messages(), sampling)
+        messages = self._conversation.messages(exchange.resumed)
+        try:
+            exchange.reply = await self._opened.backend.start(messages, sampling)
+        except Unreachable:
+            self._begin_loading(self._opened.again)  # the server ended since: another one answers
+            exchange.card = card = await self._model(exchange.view)
+            exchange.reply = await self._opened.backend.start(messages, sampling)
+        exchange.draft = self._draft(exchange.resumed, card.name)
         async for delta in exchange.reply:
             exchange.last = delta
             if delta.text:
                 exchange.text += delta.text
+                exchange.draft.feed(delta.text)
                 exchange.view.feed(delta.text)
             elif delta.progress and not exchange.text:
                 exchange.view.status(f"reading: {delta.progress.computed:,} of {delta.progress.total:,} tokens")
@@ -186,23 +277,31 @@ class ChatLoop:
             await asyncio.wait([self._loading], timeout=REDRAW_S)
         return self._loading.result()
 
+    def _draft(self, resumed: bool, model: str) -> ReplyDraft:
+        going_on = self._conversation.to_continue() if resumed else None
+        return self._conversation.store.resume(going_on.id) if going_on else self._conversation.begin_reply(model)
+
     def _keep(self, exchange: _Exchange) -> None:
-        """Puts the reply, or the part of it that came, into the conversation and tells its figures."""
+        """Keeps the reply, or the part of it that came, and tells its figures."""
         last = exchange.last
         finish = last.finish if last and last.finish else FinishReason.CANCELLED
         if finish is FinishReason.ERROR:
             self._warn(f"the reply broke off: {last.error if last and last.error else 'no reason given'}")
         if not exchange.text and finish in {FinishReason.ERROR, FinishReason.CANCELLED}:
-            self._conversation.take_back()
-            self._page.say("No reply came; your message was taken back.")
+            self._page.say(f"No reply came; {self._without_reply(exchange)}.")
             return
-        self._conversation.answer(exchange.text)
-        context_len = exchange.card.context_len if exchange.card else None
+        if exchange.draft:
+            usage, timing, error = (last.usage, last.timing, last.error) if last else (None, None, None)
+            exchange.draft.finish(_STATES.get(finish, "done"), usage, timing, error)
+        self._tell_figures(exchange, finish)
+
+    def _tell_figures(self, exchange: _Exchange, finish: FinishReason) -> None:
+        last, context_len = exchange.last, exchange.card.context_len if exchange.card else None
         if last and last.usage:
             self._page.say(figures(last.usage, last.timing, context_len) + _ENDINGS.get(finish, ""))
             used = last.usage.prompt_tokens + last.usage.completion_tokens
             if context_len and used > _NEARLY_FULL * context_len:
-                self._page.say(f"The context is {used / context_len:.0%} full; /clear starts afresh.")
+                self._page.say(f"The context is {used / context_len:.0%} full; /new starts afresh.")
         elif finish is FinishReason.CANCELLED:
             self._page.say("Stopped; what is there stays in the conversation.")
 

@@ -3,6 +3,7 @@ the scrollback and the silent keyboard while a reply streams. Knows nothing of m
 
 from __future__ import annotations
 
+import base64
 import re
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,13 @@ def _common_length(first: list[str], second: list[str]) -> int:
             break
         count += 1
     return count
+
+
+def copy_to_clipboard(text: str) -> None:
+    """Hands `text` to the terminal's clipboard (OSC 52), which also works over ssh; nothing without a terminal."""
+    if sys.stdout.isatty():
+        sys.stdout.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\x07")
+        sys.stdout.flush()
 
 
 @contextmanager

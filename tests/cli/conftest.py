@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,7 @@ import pytest
 
 from mlxpaged.cli import compose
 from mlxpaged.cli.app import run_command_line
-from tests.cli.program import scripted_engine
+from tests.cli.program import scripted_chat, scripted_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTED = (sys.executable, "-m", "tests.cli.program")
@@ -66,6 +69,7 @@ def program(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.Mon
                 patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
             if not real:
                 patch.setattr(compose, "started_engine", scripted_engine)
+                patch.setattr(compose, "opened_for_chat", scripted_chat)
             code = run_command_line(args)
             return Ended(code, streams[1].getvalue().decode(), streams[2].getvalue().decode())
 
@@ -115,6 +119,19 @@ class Terminal:
                 pytest.fail(f"{type(error).__name__} before {text!r} was shown {count} times; the screen:\n{shown}")
         return shown
 
+    def until_true(self, holds: Callable[[], bool]) -> None:
+        """Reads on until something outside the screen is true; fails the test when it never is."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, f"still not true; the screen:\n{self.text()}"
+            with suppress(pexpect.TIMEOUT):
+                self._take(self._process.read_nonblocking(65536, timeout=0.1))
+
+    def kill(self) -> None:
+        """SIGKILL: no handler and no clean-up of the program's own runs."""
+        self._process.kill(signal.SIGKILL)
+        self._process.wait()
+
     def text(self) -> str:
         """Scrollback and screen, without trailing blanks."""
         width = self._screen.columns
@@ -145,8 +162,10 @@ def terminal(environment: dict[str, str], tmp_path: Path) -> Iterator[Callable[.
     """Opens `mlxpaged ARGS` over the scripted engine in a terminal of 30 rows and 80 columns."""
     opened: list[Terminal] = []
 
-    def open_one(*args: str, size: tuple[int, int] = (30, 80), **variables: str) -> Terminal:
-        opened.append(Terminal([*SCRIPTED, *args], environment | variables, tmp_path, size))
+    def open_one(
+        *args: str, size: tuple[int, int] = (30, 80), command: tuple[str, ...] = SCRIPTED, **variables: str
+    ) -> Terminal:
+        opened.append(Terminal([*command, *args], environment | variables, tmp_path, size))
         return opened[-1]
 
     yield open_one

@@ -52,8 +52,8 @@ def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
     prompt = b"".join(ByteTokenizer().token_bytes(token_id) for token_id in prompt_ids).decode(errors="replace")
     last = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
     match last:
-        case "slow":
-            return [*says("Once upon a time", " there was")[:-1], STALL]
+        case "stall" if prompt.endswith("Once upon a time"):
+            return says(" there was a fox")
         case "stall":
             return [*says("Once upon ", "a time")[:-1], STALL]
         case "silence":

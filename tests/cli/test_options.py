@@ -14,6 +14,7 @@ from mlxpaged.cli.options import byte_count, engine_config, sampling_values
 from mlxpaged.errors import ConfigError
 from tests.cli.conftest import ROOT, Program
 
+ONE_TIME = {"--help", "--json", "--raw", "--continue"}
 HEAVY = (
     "mlx",
     "mlx_lm",
@@ -51,7 +52,7 @@ def test_every_command_explains_itself(command: str) -> None:
 @pytest.mark.parametrize("command", ["run", "chat", "serve"])
 def test_every_option_has_its_environment_variable(command: str) -> None:
     text = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
-    options = [word for word in text.split() if word.startswith("--") and word not in {"--help", "--json", "--raw"}]
+    options = [word for word in text.split() if word.startswith("--") and word not in ONE_TIME]
     for option in options:
         variable = "MLXPAGED_" + option.split("/")[0].strip("-,").replace("-", "_").upper()
         assert option.startswith("--no-") or variable in text
