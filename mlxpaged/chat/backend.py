@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
 from ..engine.events import Delta, EngineStats, Loading, ModelInfo
@@ -126,8 +127,8 @@ class Backend(Protocol):
 class LocalBackend:
     """A backend over an engine in this process.
 
-    `name` is the model that a face starts with; `aliases` are further names of it. `installed` lists what else may be
-    loaded because a request says so: names of models that are on disk.
+    `name` is the model that a face starts with; `aliases` are further names of it, one with a star many. `installed`
+    lists what else may be loaded because a request says so: names of models that are on disk.
     """
 
     def __init__(
@@ -196,6 +197,8 @@ class LocalBackend:
         for card in cards:
             if card.name == name:
                 return card
+        if self._name and any(fnmatchcase(str(name), alias) for alias in self._aliases):
+            return replace(await self.find(self._name), name=str(name))
         if name in await asyncio.to_thread(self._installed):
             return self._absent(str(name))
         known = ", ".join(dict.fromkeys(card.name for card in cards))
@@ -235,7 +238,7 @@ class LocalBackend:
         return self._service.alive
 
     def _own_name(self, name: str) -> str:
-        return self._name if self._name and name in self._aliases else name
+        return self._name if self._name and any(fnmatchcase(name, alias) for alias in self._aliases) else name
 
     def _near_cards(self) -> list[ModelCard]:
         """The model in memory first, then the one that the face was started with, each with its aliases."""
@@ -244,7 +247,7 @@ class LocalBackend:
         if self._name and (model is None or model.name != self._name):
             cards.append(self._absent(self._name))
         own = next((card for card in cards if card.name == self._name), None)
-        return [*cards, *(replace(own, name=alias) for alias in self._aliases if own)]
+        return [*cards, *(replace(own, name=alias) for alias in self._aliases if own and "*" not in alias)]
 
     def _absent(self, name: str) -> ModelCard:
         loading = self._service.loading

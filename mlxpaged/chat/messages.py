@@ -4,6 +4,7 @@ model; never renders a template and never sees a token."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ _ROLES = {
     "function": "tool",
 }
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_BILLING_HEADER = re.compile(r"(?mi)^x-anthropic-billing-header:.*(\n+|\Z)")
+"""A line that Claude Code puts into its system text: it changes with each call and would end every prefix match."""
+
 _MAY_BE_EMPTY = {"assistant", "tool"}
 
 
@@ -51,6 +55,8 @@ def turns_of(conversation: Messages) -> list[Turn]:
     if not conversation.messages:
         raise BadParameter("messages is empty; send at least one", param="messages")
     turns = [_turn(message, f"messages[{index}]") for index, message in enumerate(conversation.messages)]
+    if turns[0]["role"] in {"system", "developer"}:
+        turns[0]["content"] = _BILLING_HEADER.sub("", turns[0]["content"])
     if conversation.continue_final_message:
         if conversation.add_generation_prompt:
             raise BadParameter(

@@ -21,6 +21,7 @@ from .generation import Generation
 from .guard import LOCAL_ORIGINS, Guard
 from .handshake import Handshake
 from .keys import Keys
+from .messages import AnthropicMessages
 from .metrics import Metrics
 from .operations import Operations
 from .options import ServerOptions
@@ -31,7 +32,8 @@ def create_app(backend: LocalBackend, options: ServerOptions, gate: Gate | None 
     """The application over `backend`. `gate` is shared with whoever shuts the server down."""
     metrics = Metrics()
     exchange = Exchange(backend, options, gate or Gate(), metrics)
-    generation, operations = Generation(exchange), Operations(exchange, metrics)
+    generation, anthropic = Generation(exchange), AnthropicMessages(exchange)
+    operations = Operations(exchange, metrics)
     return Starlette(
         routes=[
             Route("/", operations.root),
@@ -46,6 +48,8 @@ def create_app(backend: LocalBackend, options: ServerOptions, gate: Gate | None 
             Route("/models/{name:path}", operations.model),
             Route("/chat/completions", generation.chat_completions, methods=["POST"]),
             Route("/completions", generation.completions, methods=["POST"]),
+            Route("/messages", anthropic.messages, methods=["POST"]),
+            Route("/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
             Route("/tokenize", operations.tokenize, methods=["POST"]),
             Route("/detokenize", operations.detokenize, methods=["POST"]),
         ],

@@ -22,9 +22,10 @@ DONE = b"data: [DONE]\n\n"
 _T = TypeVar("_T")
 
 
-def event(payload: Any) -> bytes:
-    """One event with a JSON payload."""
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+def event(payload: Any, name: str | None = None) -> bytes:
+    """One event with a JSON payload, and the `event:` line of dialects that name theirs."""
+    named = b"" if name is None else f"event: {name}\n".encode()
+    return named + b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 class ClientGone(Exception):
