@@ -105,16 +105,16 @@ class ReplyGrammar:
 def schema_notation(schema: Mapping[str, Any], param: str, lenient: bool = False) -> str:
     """A rule's right side that says JSON of this schema. `lenient`: keywords the library does not know are ignored.
     Raises BadParameter for a schema over the limits."""
-    options = {"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True, "lenient": lenient}
-    text = json.dumps({**schema, "x-guidance": options})
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise BadParameter(f"{param} has {len(text)} bytes; send at most {MAX_SCHEMA_BYTES}", param=param)
     levels = _levels(schema) + sum(_levels(_target(schema, ref)) for ref in set(_references(schema)))
     if levels > MAX_SCHEMA_LEVELS:
         raise BadParameter(
             f"{param} is nested {levels} levels deep, its definitions included; send at most {MAX_SCHEMA_LEVELS}",
             param=param,
         )
+    options = {"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True, "lenient": lenient}
+    text = json.dumps({**schema, "x-guidance": options})
+    if len(text) > MAX_SCHEMA_BYTES:
+        raise BadParameter(f"{param} has {len(text)} bytes; send at most {MAX_SCHEMA_BYTES}", param=param)
     return f"%json {text}"
 
 
