@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -163,9 +164,6 @@ class ChatScreen(Deeds, Screen[None]):
                 self.changed("", Change(0))
 
     def _draw_frame(self, dirty: dict[str, Change]) -> None:
-        if self.chosen not in self.tracker.talks:
-            self.run_worker(self.show_session(self.talks[0].id if self.talks else self.tracker.new().id))
-            return
         for session_id, change in dirty.items():
             talk = self.tracker.talks.get(session_id)
             if talk and change & Change.TURNS and talk.unseen:
@@ -219,7 +217,7 @@ class ChatScreen(Deeds, Screen[None]):
             self._look_timer = self.set_timer(0.01, self._look_in_background)
 
     def _look_in_background(self) -> None:
-        self.run_worker(self._look(), group="look", exclusive=True)
+        self.run_worker(self._look, group="look", exclusive=True)
 
     async def _look(self) -> None:
         """One look at the engine's figures, and the time of the next one."""
@@ -275,7 +273,7 @@ class ChatScreen(Deeds, Screen[None]):
         self.changed(session_id, Change.TURNS | Change.PHASE)
 
     def on_choose(self, event: Choose) -> None:
-        self.run_worker(self.show_session(event.session_id), group="show", exclusive=True)
+        self.run_worker(partial(self.show_session, event.session_id), group="show", exclusive=True)
 
     # -- what widgets say --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,12 +126,20 @@ class Deeds(Screen[None]):
 
         def given(answer: str | None) -> None:
             if answer == "yes":
-                self.attempt(self.tracker.remove(session_id))
+                self.attempt(self._leave_for_good(session_id, self.tracker.remove))
 
         self.app.push_screen(Confirm(f"Delete “{self.talk.name}” for good?"), given)
 
     def do_close(self, words: str) -> None:
-        self.attempt(self.tracker.put_away(self.chosen))
+        self.attempt(self._leave_for_good(self.chosen, self.tracker.put_away))
+
+    async def _leave_for_good(self, session_id: str, part: Callable[[str], Awaitable[None]]) -> None:
+        """Another session on the screen first, then `part` with the old one."""
+        if session_id == self.chosen:
+            ids = [talk.id for talk in self.talks]
+            at = ids.index(session_id)
+            await self.show_session((ids[at + 1 :] or ids[:at][-1:] or [self.tracker.new().id])[0])
+        await part(session_id)
 
     def do_system(self, words: str) -> None:
         if words:

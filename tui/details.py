@@ -21,7 +21,7 @@ from .pool import Owner, owners_of, picture_of
 from .state import Talk, Turn
 from .themes import hue_of
 
-POOL_ROWS = 9
+LEAST_POOL_ROWS, MOST_POOL_ROWS, OTHER_ROWS = 6, 24, 32
 TURN_ROWS = 6
 NEARLY_FULL = 0.85
 _OTHERS = "$foreground 55%"
@@ -65,7 +65,8 @@ class Details(VerticalScroll, can_focus=False):
         self._parts["context"].update(_context(view, width))
         self._parts["turns"].update(_turns(view.talk.turns or [], width))
         self._parts["turns"].display = any(turn.usage for turn in view.talk.turns or [])
-        self._parts["pool"].update(_pool(stats, owners, hues, width))
+        rows = min(max(self.size.height - OTHER_ROWS, LEAST_POOL_ROWS), MOST_POOL_ROWS)
+        self._parts["pool"].update(_pool(stats, owners, hues, (width, rows)))
         now = view.rates[-1] if view.rates else 0.0
         self._rate_head.update(_head("THROUGHPUT", f"{now:.0f} tok/s"))
         self._rates.data = list(view.rates)[-width:] or [0.0]
@@ -160,10 +161,13 @@ def _turns(turns: Sequence[Turn], width: int) -> Content:
     return Content("\n").join(lines)
 
 
-def _pool(stats: EngineStats | None, owners: Mapping[int, str], hues: Mapping[str, str], width: int) -> Content:
+def _pool(
+    stats: EngineStats | None, owners: Mapping[int, str], hues: Mapping[str, str], room: tuple[int, int]
+) -> Content:
+    width, rows = room
     if stats is None or not stats.blocks_total:
         return Content("\n").join([_head("KV POOL"), Content.styled("no figures yet", "$foreground-muted")])
-    picture = picture_of(stats, width * POOL_ROWS)
+    picture = picture_of(stats, width * rows)
     each = f" · {picture.per_cell} per cell" if picture.per_cell > 1 else " blocks"
     held = stats.blocks_used + stats.blocks_cached
     lines = [_head("KV POOL", f"{count(held)} of {count(stats.blocks_total)}{each}")]

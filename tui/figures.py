@@ -37,10 +37,12 @@ def figures_of(turn: Turn) -> Content | None:
     parts: list[Content] = []
     if turn.state == "error":
         reason = neutralise(turn.error or "the reply broke off")
-        parts.append(Content.assemble((f"! {reason}", "$error"), (" · r retries", "$foreground-muted")))
+        parts.append(Content.assemble((f"! {reason}", "$error"), (" · Ctrl+R retries", "$foreground-muted")))
     elif turn.state == "interrupted":
         parts.append(
-            Content.assemble(("‖ interrupted", "$warning"), (" · o continues, r retries", "$foreground-muted"))
+            Content.assemble(
+                ("‖ interrupted", "$warning"), (" · /continue goes on, Ctrl+R retries", "$foreground-muted")
+            )
         )
     elif turn.state == "stopped":
         parts.append(Content.styled("■ stopped", "$warning"))

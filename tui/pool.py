@@ -64,12 +64,11 @@ def _scaled(held: Sequence[tuple[int, int]], total: int) -> Iterable[tuple[int, 
 
 
 def _chief(group: Sequence[Owner]) -> Owner:
-    """Whom a cell shows: the owner of most of its blocks, where a reply goes over what is only cached or free."""
+    """Whom a cell shows: the owner of most of its blocks, but a reply goes before what is only cached or free."""
     counts = Counter(group)
     live = {owner: count for owner, count in counts.items() if owner not in {CACHED, FREE}}
-    if live and sum(live.values()) * 3 >= len(group):
-        return max(live, key=live.__getitem__)
-    return max(counts, key=counts.__getitem__)
+    chosen = live or counts
+    return max(chosen, key=chosen.__getitem__)
 
 
 def owners_of(rows: Sequence[RowStats], talks: Iterable[Talk]) -> dict[int, str]:

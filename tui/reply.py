@@ -96,6 +96,11 @@ class ReplyBody(Vertical):
         self._one_at_a_time = asyncio.Lock()
 
     @property
+    def is_finished(self) -> bool:
+        """Whether no more text is taken."""
+        return self._finished
+
+    @property
     def code_blocks(self) -> list[CodeBlock]:
         """The code blocks, in order."""
         return list(self.query(CodeBlock))

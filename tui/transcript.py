@@ -25,6 +25,9 @@ from .state import Talk, Turn
 SHOWN_AT_FIRST = 24
 """Turns that get widgets when a session is opened; earlier ones follow when they are asked for."""
 
+SAID_LINES = 16
+"""Lines of the person's own turn that are shown; more were pasted, and the person knows them."""
+
 WELCOME = """\
 [bold]A new session[/bold]
 
@@ -192,7 +195,7 @@ class TurnView(Vertical):
         if turn.role == "assistant":
             self._body = ReplyBody()
         else:
-            self._body = Static(neutralise(turn.text), classes="said", markup=False)
+            self._body = Static(_shortened(turn.text), classes="said")
         self._foot = Static("", classes="turn-foot")
         self._shown: tuple[int, str] | None = None
 
@@ -205,6 +208,10 @@ class TurnView(Vertical):
         turn = self._turn
         open_ = turn.state == "streaming"
         if isinstance(self._body, ReplyBody) and self._shown != (len(turn.text), turn.state):
+            if open_ and self._body.is_finished:  # a reply that broke off goes on
+                old, self._body = self._body, ReplyBody()
+                await self.mount(self._body, before=old)
+                await old.remove()
             self._shown = (len(turn.text), turn.state)
             await self._body.show(turn.text, final=not open_)
         foot = status_of(talk) if open_ else figures_of(turn)
@@ -214,3 +221,12 @@ class TurnView(Vertical):
     def on_click(self) -> None:
         if not self.screen.selections:
             self.post_message(self.Clicked(self._turn.id))
+
+
+def _shortened(text: str) -> Content:
+    """What the person said; of a long paste its beginning."""
+    lines = neutralise(text).split("\n")
+    if len(lines) <= SAID_LINES + 3:
+        return Content("\n".join(lines))
+    rest = f"… {len(lines) - SAID_LINES:,} more lines"
+    return Content.assemble("\n".join(lines[:SAID_LINES]), (f"\n{rest}", "$foreground-muted italic"))

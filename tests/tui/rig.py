@@ -123,7 +123,7 @@ async def running(
     store = store or Store(None)
     doors = Doors(service)
     app = TuiApp(store, doors, **more)
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=size, notifications=True) as pilot:
         rig = Rig(app, pilot, service, doors, store)
         await rig.until(lambda: app.tracker.engine or app.tracker.engine_note)
         await rig.drawn()
