@@ -35,6 +35,52 @@ messages = st.lists(
 prompts = st.text() | st.lists(st.integers(-1, 300)) | st.lists(st.lists(st.integers(0, 258)) | st.text()) | json_values
 
 
+names = st.sampled_from(["f", "g", "", "a b"])
+schemas = st.recursive(
+    st.sampled_from(
+        [{"type": "string"}, {"type": "integer"}, {"type": "objekt"}, {"$ref": "#"}, {"$ref": "#/$defs/a"}, {}, True]
+    )
+    | st.fixed_dictionaries({}, optional={"type": json_values, "pattern": st.text(max_size=5), "enum": json_values}),
+    lambda inner: st.fixed_dictionaries(
+        {"type": st.sampled_from(["object", "array", "string"])},
+        optional={
+            "properties": st.dictionaries(st.text(max_size=3), inner, max_size=3),
+            "required": json_values,
+            "items": inner,
+            "anyOf": st.lists(inner, max_size=2),
+            "$defs": st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),
+            "x-guidance": json_values,
+        },
+    ),
+    max_leaves=5,
+)
+functions = st.fixed_dictionaries({"name": names | json_values}, optional={"parameters": schemas | json_values})
+tools = st.lists(
+    st.fixed_dictionaries({"type": st.just("function"), "function": functions | json_values}) | json_values
+)
+choices = st.sampled_from([None, "none", "auto", "required", "any"]) | st.fixed_dictionaries(
+    {"type": st.sampled_from(["function", "allowed_tools"])},
+    optional={"function": functions, "allowed_tools": st.fixed_dictionaries({"tools": tools | json_values})},
+)
+formats = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "json_object", "json_schema", "xml"])},
+    optional={
+        "schema": schemas | json_values,
+        "json_schema": st.fixed_dictionaries({}, optional={"schema": schemas | json_values, "strict": json_values}),
+    },
+)
+DEMANDS = st.fixed_dictionaries(
+    {"messages": st.just([{"role": "user", "content": "hi"}])},
+    optional={
+        "tools": tools | json_values,
+        "tool_choice": choices | json_values,
+        "parallel_tool_calls": st.none() | st.booleans(),
+        "response_format": formats | json_values,
+        "stream": st.booleans(),
+    },
+)
+
+
 def bodies(kind: type, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     """Objects with the required field, and any of the kind's fields with likely or unlikely values."""
     names = [field.name for field in msgspec.structs.fields(kind) if field.name not in known]
@@ -72,6 +118,12 @@ def check(server: Running, path: str, body: bytes) -> int:
 def test_any_fields(server: Running, request: tuple[str, dict[str, Any]]) -> None:
     path, body = request
     check(server, path, msgspec.json.encode(body))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(body=DEMANDS)
+def test_any_tools_and_formats(server: Running, body: dict[str, Any]) -> None:
+    check(server, "/v1/chat/completions", msgspec.json.encode(body))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
