@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import ClassVar
 
 from textual import events
@@ -95,6 +94,7 @@ class ChatScreen(Deeds, Screen[None]):
         self._look_timer: Timer | None = None
         self._away = False
         self._told: str | None = None
+        self._one_at_a_time = asyncio.Lock()
 
     def compose(self) -> ComposeResult:
         yield TitleBar()
@@ -217,7 +217,7 @@ class ChatScreen(Deeds, Screen[None]):
             self._look_timer = self.set_timer(0.01, self._look_in_background)
 
     def _look_in_background(self) -> None:
-        self.run_worker(self._look, group="look", exclusive=True)
+        self.run_worker(self._look(), group="look")
 
     async def _look(self) -> None:
         """One look at the engine's figures, and the time of the next one."""
@@ -250,8 +250,11 @@ class ChatScreen(Deeds, Screen[None]):
 
     async def show_session(self, session_id: str) -> None:
         """Puts a session on the screen; what was being written for the other stays with it."""
-        if session_id not in self.tracker.talks:
-            return
+        async with self._one_at_a_time:
+            if session_id in self.tracker.talks:
+                await self._show(session_id)
+
+    async def _show(self, session_id: str) -> None:
         if self.chosen != session_id:
             self._drafts[self.chosen] = self.prompt.text
         self.editing = None
@@ -273,7 +276,7 @@ class ChatScreen(Deeds, Screen[None]):
         self.changed(session_id, Change.TURNS | Change.PHASE)
 
     def on_choose(self, event: Choose) -> None:
-        self.run_worker(partial(self.show_session, event.session_id), group="show", exclusive=True)
+        self.attempt(self.show_session(event.session_id))
 
     # -- what widgets say --------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from .exits import complain, exit_code_of
 from .logs import logged_to
 from .run import run
 from .serve import serve
+from .tui import tui
 from .version import version
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ def root(
 
 
 app.command("chat")(chat)
+app.command("tui")(tui)
 app.command("run")(run)
 app.command("serve")(serve)
 app.add_typer(bench, name="bench")
