@@ -16,7 +16,7 @@ import pytest
 
 from mlxpaged.chat.backend import LocalBackend
 from mlxpaged.errors import ConfigError, MlxpagedError, ModelNotFound
-from mlxpaged.server.lifecycle import Server, listen, serve, url_of
+from mlxpaged.server.lifecycle import Server, listen, listen_unix, serve, url_of
 from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService, says
 from tests.server.conftest import Serve
@@ -64,6 +64,52 @@ def test_localhost_listens_on_both_loopback_addresses() -> None:
     finally:
         for bound in sockets:
             bound.close()
+
+
+def test_a_unix_socket_is_this_users_alone_and_goes_with_the_server(tmp_path: Path) -> None:
+    path, seen = tmp_path / "socket", []
+    service = ScriptedService()
+
+    async def ask(url: str) -> None:
+        seen.append(path.stat().st_mode & 0o777)
+        transport = httpx.AsyncHTTPTransport(uds=str(path))
+        async with httpx.AsyncClient(base_url=url, transport=transport, trust_env=False) as http:
+            seen.append((await http.post(CHAT, json=HELLO)).status_code)
+            seen.append((await http.post("/models/load", json={"model": "scripted"})).status_code)
+            with pytest.raises(MlxpagedError, match="listens on"):
+                listen_unix(path)
+        raise ModelNotFound("enough")  # the way a companion ends its server
+
+    with pytest.raises(ModelNotFound, match="enough"):
+        serve(LocalBackend(service, name="scripted"), "127.0.0.1", 0, None, ask, path)
+    assert seen == [0o600, 200, 200] and not path.exists()
+    service.close()
+
+
+def test_what_a_dead_server_left_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    listen_unix(path).close()
+    file = tmp_path / "file"
+    file.write_text("precious")
+    with pytest.raises(ConfigError, match="--unix-socket"):
+        listen_unix(file)
+    assert file.read_text() == "precious"
+    with pytest.raises(ConfigError, match="--unix-socket"):
+        listen_unix(tmp_path / "absent" / "socket")
+
+
+def test_a_key_opens_a_public_address() -> None:
+    with pytest.raises(ConfigError, match="--api-key KEY"):
+        serve(LocalBackend(ScriptedService(manual=True)), "0.0.0.0", 0)
+
+    async def leave(url: str) -> None:
+        raise ModelNotFound("enough")
+
+    with pytest.raises(ModelNotFound):
+        serve(LocalBackend(ScriptedService(manual=True)), "0.0.0.0", 0, ServerOptions(api_keys=("a-key-123",)), leave)
 
 
 def test_a_stop_lets_a_running_stream_finish(serve: Serve) -> None:
