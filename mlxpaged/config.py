@@ -25,7 +25,9 @@ class EngineConfig:
 
     context_len: the most tokens one request may hold (prompt and reply). max_rows: requests running at once.
     max_queue: requests waiting beyond that before Overloaded. step_budget: tokens one step may compute.
-    memory_budget: bytes for the KV pool. num_blocks: blocks of the pool, overrides memory_budget (tests).
+    memory_budget: bytes for the model: weights, KV pool and work. num_blocks: blocks of the pool, overrides what the
+    budget gives, and start_blocks: those that it begins with (both for tests). kv_share: the part to use of what the
+    budget leaves to KV.
     ahead: steps launched before the last one's tokens are read. prefix_cache: share KV between requests.
     idle_unload_s: seconds without a request after which the model gives its memory back; None: never.
     compiled: replay decode steps as compiled graphs where our kernels serve; off helps to find a fault.
@@ -39,6 +41,8 @@ class EngineConfig:
     step_budget: int | None = None
     memory_budget: int | None = None
     num_blocks: int | None = None
+    start_blocks: int | None = None
+    kv_share: float = 1.0
     ahead: int | None = None
     prefix_cache: bool = True
     idle_unload_s: float | None = None
@@ -53,6 +57,7 @@ class EngineConfig:
         self._at_least("--memory-budget", self.memory_budget, 1)
         self._at_least("--idle-unload", self.idle_unload_s, 1)
         self._at_least("num_blocks", self.num_blocks, 2)
+        self._at_least("start_blocks", self.start_blocks, 2)
         if self.attention not in get_args(Attention):
             raise ConfigError(f"--attention is {self.attention!r}; it must be one of {', '.join(get_args(Attention))}")
 

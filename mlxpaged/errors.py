@@ -4,6 +4,7 @@ MlxpagedError
   ConfigError            bad flag, file or environment        exit 2
   ModelNotFound          missing, gated or unreadable model   exit 3, HTTP 404
   UnsupportedModel       mlx-lm cannot load it                exit 3, HTTP 400
+  ModelTooLarge          does not fit the memory              exit 1, HTTP 507
   Unreachable            a server or the network              exit 4
   RequestError           the request itself is wrong          HTTP 400
     PromptTooLong, BadParameter
@@ -38,6 +39,10 @@ class UnsupportedModel(MlxpagedError):
     """The model was found, but no path of ours and none of mlx-lm's can run it."""
 
     exit_code = 3
+
+
+class ModelTooLarge(MlxpagedError):
+    """The model does not fit this machine's memory, or not with the context that is asked for."""
 
 
 class Unreachable(MlxpagedError):

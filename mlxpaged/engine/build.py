@@ -37,5 +37,5 @@ def build(loaded: LoadedModel, config: EngineConfig) -> Built:
         score_budget=max(1, _SCORED_BYTES // (4 * served.vocab_size)),
         share=served.share,
     )
-    core = EngineCore(scheduler, served.runner, ahead=served.ahead, budget=served.budget)
+    core = EngineCore(scheduler, served.runner, ahead=served.ahead, budget=served.budget, resize=served.resize)
     return Built(core, served.path, served.vocab_size, served.context_len, served.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..model.runner import PendingStep, Runner
 from ..sched.budget import StepBudget
@@ -13,10 +13,13 @@ from ..sched.requests import Request, StepPlan
 from ..sched.scheduler import Event, Scheduler
 
 Deliver = Callable[[list[Event]], None]
+Resize = Callable[[Sequence[int]], Sequence[int]]
+"""Blocks per KV group that the pool should hold -> those that it holds then. Called with no step in flight."""
 
 
 class EngineCore:
-    """One scheduler and one runner. `ahead` steps are launched before the last one's ids are read: 0 on the CPU."""
+    """One scheduler and one runner. `ahead` steps are launched before the last one's ids are read: 0 on the CPU.
+    `resize` changes the pool's size; None: it stays as it is."""
 
     def __init__(
         self,
@@ -25,12 +28,14 @@ class EngineCore:
         ahead: int = 0,
         budget: StepBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
+        resize: Resize | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self.ahead = ahead
         self.budget = budget or StepBudget(scheduler.step_budget)
         self._clock = clock
+        self._resize = resize
         self._done_at = 0.0
         self._flights: deque[tuple[StepPlan, PendingStep, float]] = deque()
 
@@ -56,10 +61,24 @@ class EngineCore:
             for row, error in pending.failed.items():
                 self.scheduler.fail(row, error)
         deliver(self.scheduler.take_events())
-        while len(self._flights) > (self.ahead if plan is not None else 0):
+        growth = self.scheduler.blocks.growth()
+        while len(self._flights) > (self.ahead if plan is not None and growth is None else 0):
             self._commit_oldest()
+        if growth is not None:
+            self._grow(growth)
         if self.scheduler.idle:
             deliver(self.scheduler.take_events())
+
+    def _grow(self, num_blocks: Sequence[int]) -> None:
+        blocks = self.scheduler.blocks
+        now = [pool.num_blocks for pool in blocks.pools]
+        blocks.grown(self._resize(num_blocks) if self._resize else now)
+
+    def shrink(self) -> None:
+        """Memory is wanted elsewhere: give up what the pool only caches, before anything else."""
+        self._commit_all()
+        if self._resize is not None:
+            self._resize(self.scheduler.blocks.shrink())
 
     def _commit_oldest(self) -> None:
         plan, pending, launched = self._flights.popleft()

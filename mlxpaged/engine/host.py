@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 
 from ..config import EngineConfig
+from ..model.estimate import require_room
 from ..model.loader import load
-from ..model.serving import end_thread, release_memory
+from ..model.memory import unwire
+from ..model.serving import end_thread
 from ..model.sources import Progress, resolve
 from .build import build
 from .core import EngineCore
@@ -30,6 +32,7 @@ class ModelHost:
         if self.info is not None and self.info.name == name:
             return self.info
         source, begun = resolve(name, on_progress, fetch), time.monotonic()
+        require_room(source, self._config)
         self.unload()
         loaded = load(source, self._config.dtype)
         built = build(loaded, self._config)
@@ -57,4 +60,4 @@ class ModelHost:
         """Drop the resident model and give its memory back."""
         self.core = self.info = None
         gc.collect()  # a model's modules refer to each other
-        release_memory()
+        unwire()

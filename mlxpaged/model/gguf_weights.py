@@ -83,6 +83,32 @@ def build(file: GgufFile, config: dict[str, Any], dense: mx.Dtype | None, activa
     return GgufModel(model, _notes(file) if dense is None else ())
 
 
+def shapes(
+    file: GgufFile, config: dict[str, Any], dense: mx.Dtype | None, activations: mx.Dtype | None
+) -> tuple[nn.Module, int]:
+    """What `build` would make, without making it: a model that computes in the same type, whose weights are random and
+    never evaluated, and the bytes that the real ones take."""
+    _refuse_unknown(file)
+    other = dense or _computing_type(file, activations)
+    total = 0
+    for tensor in file.tensors.values():
+        if _mlx_name(tensor.name) is not None:
+            bits = _packed_bits(tensor) if dense is None and len(tensor.shape) == 2 else None
+            count = _elements(tensor)
+            total += count * other.size if bits is None else count * bits // 8 + 2 * other.size * (count // GROUP)
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(config))
+    model.set_dtype(other)
+    return model, total
+
+
+def _packed_bits(tensor: GgufTensor) -> int | None:
+    """Bits of a weight that stays packed, None where it becomes dense."""
+    if tensor.kind in gguf_kinds.PACKED_KINDS and tensor.kind != "Q8_0":
+        return 4
+    return 8 if tensor.kind in gguf_kinds.PACKED_KINDS | gguf_kinds.REQUANTISED_KINDS else None
+
+
 def _elements(tensor: GgufTensor) -> int:
     count = 1
     for dim in tensor.shape:

@@ -22,7 +22,7 @@ from ..kernels.launch import Launcher, new_token, padded
 from ..kernels.paged_decode import paged_decode
 from ..sched.requests import BlockCopy
 from .inputs import ChunkInputs
-from .kvpool import Asked, batch_attention, chunk_attention
+from .kvpool import Asked, batch_attention, chunk_attention, resized
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ UseKernel = Callable[[int, int], bool]
 
 
 class KernelPool:
-    """The pool's arrays are made once and never replaced; only their contents change.
+    """The pool's arrays are replaced only by `resize`, with nothing in flight; else only their contents change.
 
     `round_chunks`: prefill attention sees lengths that are multiples of it only. On CUDA each new shape costs a plan of
     cuDNN's, tens of milliseconds.
@@ -76,6 +76,18 @@ class KernelPool:
 
     def emptied(self) -> KernelPool:
         return KernelPool(self.spec, self.num_blocks, self._launch, self.use_kernel, self._round_chunks)
+
+    def resize(self, num_blocks: Sequence[int]) -> None:
+        wanted = tuple(num_blocks)
+        self.num_blocks = tuple(map(min, self.num_blocks, wanted))
+        mx.eval(self.token)  # plain MLX operations follow, which take no token
+        for layer, group in enumerate(self.spec.group_of):
+            keys, values = self._pools[layer]
+            if len(keys) != wanted[group]:
+                self._pools[layer] = (resized(keys, wanted[group]), resized(values, wanted[group]))
+                del keys, values
+                mx.clear_cache()  # the old arrays, which nothing else will ever fit
+        self.num_blocks = wanted
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         for group in {copy.group for copy in copies}:

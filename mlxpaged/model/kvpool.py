@@ -58,6 +58,21 @@ class KVPool(Protocol):
     def emptied(self) -> KVPool:
         """A fresh pool of the same size, for when this one's arrays can no longer be trusted."""
 
+    def resize(self, num_blocks: Sequence[int]) -> None:
+        """Hold `num_blocks` blocks per group; what fits is kept. No step may be in flight. Layer by layer, so that no
+        more than one layer is held twice. When the device raises, `num_blocks` stays at what every layer holds."""
+
+
+def resized(array: mx.array, num_blocks: int) -> mx.array:
+    """A row-contiguous copy of a pool array [blocks, ...] with `num_blocks` blocks, evaluated; new ones are zero."""
+    if num_blocks > len(array):
+        larger = mx.zeros((num_blocks, *array.shape[1:]), array.dtype)
+        larger[: len(array)] = array
+    else:
+        larger = mx.contiguous(array[:num_blocks] + mx.zeros((), array.dtype))  # a bare slice would keep the old one
+    mx.eval(larger)
+    return larger
+
 
 def chunk_attention(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str, asked: Asked

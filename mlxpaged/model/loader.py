@@ -19,7 +19,7 @@ from ..errors import MlxpagedError, ModelNotFound, UnsupportedModel
 from .gguf_config import gguf_config, gguf_defaults
 from .gguf_file import GgufFile
 from .gguf_tokenizer import gguf_tokenizer
-from .gguf_weights import build, num_parameters
+from .gguf_weights import build, num_parameters, shapes
 from .memory import free_memory
 from .sources import ModelSource
 from .tokenizer import Tokenizer
@@ -96,6 +96,30 @@ def choose_format(dtype: Dtype, parameters: int, on_cpu: bool, free_bytes: int) 
     return Format(None, mx.float32)
 
 
+@dataclass(frozen=True)
+class Unread:
+    """A model whose weights are still on disk: `model` has their shapes and types, and evaluating it would read them
+    (folders) or make something else (GGUF). `weights_bytes`: what they will take."""
+
+    model: nn.Module
+    config: dict[str, Any]
+    weights_bytes: int
+    context_len: int
+
+
+def unread(source: ModelSource, dtype: Dtype = "auto") -> Unread:
+    """Everything about a model that its headers tell. Raises what `load` does, as far as it can be known."""
+    if source.kind == "gguf":
+        import_mlx_lm()
+        file = GgufFile(source.path)
+        config = gguf_config(file)
+        form = choose_format(dtype, num_parameters(file), _on_cpu(), free_memory())
+        model, weights_bytes = shapes(file, config, form.dense, form.activations)
+        return Unread(model, config, weights_bytes, config["max_position_embeddings"])
+    model, config, _ = _open_folder(source, dtype)
+    return Unread(model, config, _weights_bytes(model), _context_len(config, source.path))
+
+
 def _load_gguf(source: ModelSource, dtype: Dtype) -> LoadedModel:
     import_mlx_lm()
     file = GgufFile(source.path)
@@ -116,22 +140,27 @@ def _load_gguf(source: ModelSource, dtype: Dtype) -> LoadedModel:
     )
 
 
-def _load_folder(source: ModelSource, dtype: Dtype) -> LoadedModel:
+def _open_folder(source: ModelSource, dtype: Dtype) -> tuple[nn.Module, dict[str, Any], Format]:
+    """The model in the form it will have; nothing of its weights is read yet."""
     utils = import_mlx_lm()
-    tokenizer = folder_tokenizer(source.path)
     try:
         model, config = utils.load_model(source.path, lazy=True)
     except FileNotFoundError as error:
         raise ModelNotFound(f"{source.path} is not a whole model: {error}; fetch it again") from error
     except Exception as error:  # mlx-lm raises whatever the config or the weights lead it to
         raise _explain(source, error) from error
-    parameters = utils.get_total_parameters(model)
-    form = choose_format(dtype, parameters, _on_cpu(), free_memory())
+    form = choose_format(dtype, utils.get_total_parameters(model), _on_cpu(), free_memory())
+    if form.dense is not None:
+        model = _densify(model, form.dense, utils)
+    elif form.activations is not None and any("scales" in module for module in model.modules()):
+        model.set_dtype(form.activations)
+    return model, config, form
+
+
+def _load_folder(source: ModelSource, dtype: Dtype) -> LoadedModel:
+    tokenizer = folder_tokenizer(source.path)
+    model, config, form = _open_folder(source, dtype)
     try:
-        if form.dense is not None:
-            model = _densify(model, form.dense, utils)
-        elif form.activations is not None and any("scales" in module for module in model.modules()):
-            model.set_dtype(form.activations)
         mx.eval(model.parameters())
     except RuntimeError as error:  # lazily read files that are cut short
         raise ModelNotFound(f"cannot read the weights of {source.name}: {error}; fetch the model again") from error

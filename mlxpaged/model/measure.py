@@ -21,10 +21,10 @@ from ..kernels.launch import Launcher
 from ..kernels.selftest import run_selftest
 from ..kernels.template import KernelTemplate
 from .attention_path import kernel_templates
+from .estimate import on_gpu
 from .kvspec import KVSpec
 from .loader import LoadedModel
 from .seam import install_attention, remove_attention
-from .serving import on_gpu
 from .upstream import import_mlx_lm
 
 TINY = {

@@ -12,7 +12,7 @@ import numpy as np
 from ..config import BLOCK_SIZE
 from ..sched.requests import BlockCopy
 from .inputs import ChunkInputs
-from .kvpool import Asked, batch_attention, chunk_attention
+from .kvpool import Asked, batch_attention, chunk_attention, resized
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
@@ -46,6 +46,16 @@ class PlainPool:
 
     def emptied(self) -> PlainPool:
         return PlainPool(self.spec, self.num_blocks)
+
+    def resize(self, num_blocks: Sequence[int]) -> None:
+        wanted = tuple(num_blocks)
+        self.num_blocks = tuple(map(min, self.num_blocks, wanted))
+        for layer, group in enumerate(self.spec.group_of):
+            if len(self._keys[layer]) != wanted[group]:
+                self._keys[layer] = resized(self._keys[layer], wanted[group])
+                self._values[layer] = resized(self._values[layer], wanted[group])
+                mx.clear_cache()  # the old arrays, which nothing else will ever fit
+        self.num_blocks = wanted
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         for group in {copy.group for copy in copies}:

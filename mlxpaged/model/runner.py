@@ -141,6 +141,12 @@ class ModelRunner:
         with self._norm.picking(rows):
             return self._model(ids[:, None], cache=step.layers())[:, 0]
 
+    def resize(self, num_blocks: Sequence[int]) -> None:
+        """Another size for the pool; no step may be in flight. See KVPool.resize."""
+        mx.synchronize()
+        self._use(self.pool)  # compiled graphs hold the old arrays
+        self.pool.resize(num_blocks)
+
     def recover(self) -> bool:
         """After a failed step: whether the pool's arrays are still usable. Their contents beyond what was committed
         do not matter; a fresh chain of device ids starts."""

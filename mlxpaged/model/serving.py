@@ -4,8 +4,8 @@ fits. Called on the MLX thread; owns nothing afterwards."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -15,15 +15,18 @@ from ..kernels.choose import AttentionPath
 from ..sched.allocator import GroupSpec
 from ..sched.budget import StepBudget
 from ..sched.table import blocks_for
+from .activations import measured
 from .attention_path import attention_path
 from .check import differs_from_stock
+from .estimate import groups_of, need_of, on_gpu, step_budget, wish_of
 from .kernelpool import KernelPool
-from .kvplan import plan_blocks
 from .kvpool import KVPool
 from .kvspec import KVSpec, NotPaged, probe
 from .loader import LoadedModel
-from .memory import free_memory
+from .memory import limit_mlx, machine, spare_memory
+from .memplan import MemoryPlan, plan_memory
 from .plainpool import PlainPool
+from .poolsize import PoolSizer
 from .runner import ModelRunner, Runner
 from .sampling import Sampler
 from .seam import remove_gather_norm
@@ -31,22 +34,17 @@ from .solo import SoloRunner
 
 log = logging.getLogger(__name__)
 
-CPU_STEP_BUDGET = 64
-
 CUDA_DENSE_ABOVE = 16
 """Rows from which unpacking a quantised weight and using the dense product is the faster way on CUDA."""
 
 CUDA_ROUND_CHUNKS = 256
-
-_CPU_CONTEXTS = 4
-"""On a CPU the pool holds so many full contexts at most, unless --memory-budget says otherwise."""
 
 
 @dataclass(frozen=True)
 class Served:
     """A runner and what its scheduler must know: `groups` of KV, `num_rows` at once, tokens a step (`budget`),
     whether prefixes are shared, how many steps it runs `ahead`. `path` is "paged" or "one at a time"; `notes` are
-    lines worth reading once."""
+    lines worth reading once. `resize` gives the pool another size; None: it has none."""
 
     runner: Runner
     groups: tuple[GroupSpec, ...]
@@ -58,10 +56,7 @@ class Served:
     vocab_size: int
     context_len: int
     notes: tuple[str, ...] = ()
-
-
-def on_gpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.gpu
+    resize: Callable[[Sequence[int]], Sequence[int]] | None = None
 
 
 def serve(loaded: LoadedModel, config: EngineConfig) -> Served:
@@ -80,11 +75,6 @@ def serve(loaded: LoadedModel, config: EngineConfig) -> Served:
     return _solo(loaded, config, context_len, note)
 
 
-def release_memory() -> None:
-    """Give what MLX keeps for reuse back to the system."""
-    mx.clear_cache()
-
-
 def memory_use() -> tuple[int, int, int]:
     """Bytes that MLX holds now, held at most, and keeps for reuse."""
     return mx.get_active_memory(), mx.get_peak_memory(), mx.get_cache_memory()
@@ -96,28 +86,21 @@ def end_thread() -> None:
     mx.clear_streams()
 
 
-def _budget(config: EngineConfig) -> StepBudget:
-    return StepBudget(config.step_budget if on_gpu() else config.step_budget or CPU_STEP_BUDGET)
-
-
 def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len: int) -> Served:
-    budget, num_rows = _budget(config), config.max_rows
-    if config.num_blocks is not None:
-        num_blocks: tuple[int, ...] = (config.num_blocks,) * len(spec.windows)
-    else:
-        num_blocks = plan_blocks(
-            [spec.block_bytes(group) for group in range(len(spec.windows))],
-            spec.windows,
-            budget_bytes=config.memory_budget or free_memory() // 2,
-            context_len=context_len,
-            max_rows=num_rows if on_gpu() or config.memory_budget else min(num_rows, _CPU_CONTEXTS),
-            step_budget=budget.most,
-        )
-    groups = tuple(GroupSpec(count, window) for count, window in zip(num_blocks, spec.windows, strict=True))
+    budget, num_rows = step_budget(config), config.max_rows
+    need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, spec)
+    plan = plan_memory(machine(), need, wish_of(config, paged=True))
+    start = _start(config, plan)
     sampler = Sampler(num_rows, spec.vocab_size)
     path = attention_path(spec, config.attention, log.warning)
-    runner = ModelRunner(
-        loaded.model, make_pool(spec, num_blocks, path), groups, sampler, num_rows, **_ways(path, config)
+    groups = tuple(GroupSpec(count, window) for count, window in zip(start, spec.windows, strict=True))
+    runner = ModelRunner(loaded.model, make_pool(spec, start, path), groups, sampler, num_rows, **_ways(path, config))
+    if on_gpu() and config.num_blocks is None:
+        plan = plan_memory(machine(), replace(need, work=measured(runner, need.work)), wish_of(config, paged=True))
+    limit_mlx(plan.cache_bytes)
+    ceilings = plan.most_blocks if config.num_blocks is None else (config.num_blocks,) * len(start)
+    groups = tuple(
+        replace(group, most_blocks=max(group.num_blocks, most)) for group, most in zip(groups, ceilings, strict=True)
     )
     return Served(
         runner,
@@ -130,7 +113,25 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
         path="paged",
         vocab_size=spec.vocab_size,
         context_len=context_len,
-        notes=(path.warning,) if path.warning else (),
+        notes=(*((path.warning,) if path.warning else ()), *_short_of(config, plan)),
+        resize=PoolSizer(runner, groups_of(spec), spare_memory),
+    )
+
+
+def _start(config: EngineConfig, plan: MemoryPlan) -> tuple[int, ...]:
+    """Blocks each group begins with."""
+    if config.num_blocks is not None:
+        return (config.start_blocks or config.num_blocks,) * len(plan.start_blocks)
+    return (config.start_blocks,) * len(plan.start_blocks) if config.start_blocks else plan.start_blocks
+
+
+def _short_of(config: EngineConfig, plan: MemoryPlan) -> tuple[str, ...]:
+    """A line for a model whose context is longer than the memory for its K/V."""
+    if config.num_blocks is not None or plan.largest_context >= plan.context_len:
+        return ()
+    return (
+        f"conversations of up to {plan.largest_context:,} tokens fit, {plan.name} was made for {plan.context_len:,}: "
+        f"{plan.limited_by} leaves {plan.kv_bytes / 2**30:.1f} GiB for K/V, {plan.token_bytes / 1024:.0f} KiB a token",
     )
 
 
@@ -152,6 +153,8 @@ def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> K
 
 def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:
     remove_gather_norm(loaded.model)
+    need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, None)
+    limit_mlx(plan_memory(machine(), need, wish_of(config, paged=False)).cache_bytes)
     vocab_size = int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1])
     runner = SoloRunner(loaded.model, Sampler(1, vocab_size))
     groups = (GroupSpec(blocks_for(context_len) + 1),)
@@ -159,7 +162,7 @@ def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str
         runner,
         groups,
         num_rows=1,
-        budget=_budget(config),
+        budget=step_budget(config),
         share=False,
         ahead=0,
         path="one at a time",

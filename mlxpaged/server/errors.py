@@ -16,6 +16,7 @@ from ..errors import (
     EngineError,
     MlxpagedError,
     ModelNotFound,
+    ModelTooLarge,
     Overloaded,
     PromptTooLong,
     RequestError,
@@ -29,6 +30,7 @@ _KINDS: tuple[tuple[type[MlxpagedError], int, str, str | None], ...] = (
     (RequestError, 400, "invalid_request_error", None),
     (ModelNotFound, 404, "not_found_error", "model_not_found"),
     (UnsupportedModel, 400, "invalid_request_error", "model_not_supported"),
+    (ModelTooLarge, 507, "server_error", "model_too_large"),
     (Overloaded, 503, "unavailable_error", "overloaded"),
     (EngineError, 500, "server_error", None),
 )

@@ -76,6 +76,7 @@ def make_service(monkeypatch, tmp_path):
         return loaded(model, config, tokenizer=byte_tokenizer(), context_len=400)
 
     monkeypatch.setattr(host_module, "resolve", lambda name, on_progress=None, fetch=True: name)
+    monkeypatch.setattr(host_module, "require_room", lambda source, config: None)
     monkeypatch.setattr(host_module, "load", tiny)
 
     def make(**engine: Any) -> TinyService:
