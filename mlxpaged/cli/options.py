@@ -40,7 +40,7 @@ ContextFlag = Annotated[int | None, _flag("--ctx", "Most tokens of one conversat
 MaxRows = Annotated[int, _flag("--max-num-seqs", "Requests running at once [32].")]
 MaxQueue = Annotated[int, _flag("--max-queue", "Requests waiting beyond those [512].")]
 StepBudget = Annotated[int | None, _flag("--step-budget", "Most tokens computed in one step [by device].")]
-MemoryBudget = Annotated[str | None, _flag("--memory-budget", "Memory for model and K/V, as 12GB or 800MB [by device].")]
+MemoryBudget = Annotated[str | None, _flag("--memory-budget", "Memory for model and K/V, as 12GB or 80MB [by device].")]
 PrefixCache = Annotated[bool, _flag("--prefix-cache/--no-prefix-cache", "Reuse the K/V of equal prompt starts [on].")]
 AttentionFlag = Annotated[
     str, _flag("--attention", f"Attention by {', '.join(get_args(Attention))}: GPU kernels or plain MLX [auto].")
