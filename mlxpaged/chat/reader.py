@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..engine.events import Delta
 from ..sched.requests import FinishReason, TokenLogprob
-from .deltas import ChatDelta, ChatFinish
+from .deltas import ChatDelta, ChatFinish, Content
 from .reasoning import ThinkTags, read_thinking
 from .source import Out, Reading, Source, until
 from .tools import NO_TOOLS, Family, ToolUse, read_calls
@@ -56,6 +56,7 @@ class ReplyReader:
 
     def __init__(self, syntax: ReplySyntax, new_id: Callable[[], str] = call_id) -> None:
         self._syntax = syntax
+        self._plain = syntax == PLAIN
         self._source = Source()
         self._out = Out(new_id, syntax.family is not None, syntax.use.most_calls)
         self._reading: Reading[None] | None = syntax.read(self._source, self._out)
@@ -64,6 +65,9 @@ class ReplyReader:
 
     def read(self, delta: Delta) -> ChatDelta:
         """What `delta` adds."""
+        if self._plain:  # the usual case, once a token: nothing is looked for, so nothing waits
+            parts = (Content(delta.text),) if delta.text else ()
+            return ChatDelta(delta, parts, delta.logprobs, 0, self._finish(delta), delta.stop_reason)
         self._length += len(delta.text)
         self._waiting.extend((self._length, entry) for entry in delta.logprobs or ())
         was_thinking, ended = self._out.thinking, delta.finish is not None

@@ -51,10 +51,11 @@ class Guard:
                 MutableHeaders(scope=message)["x-request-id"] = reply_id
             await send(message)
 
+        sending: Send = send_with_id if reply_id else send
         if problem := self._problem(headers):
-            await refusal(403, problem, path=normal_path(scope["path"]))(scope, receive, send_with_id)
+            await refusal(403, problem, path=normal_path(scope["path"]))(scope, receive, sending)
             return
-        await self._app({**scope, "path": normal_path(scope["path"])}, receive, send_with_id)
+        await self._app({**scope, "path": normal_path(scope["path"])}, receive, sending)
 
     def _problem(self, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
