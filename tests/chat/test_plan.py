@@ -78,6 +78,7 @@ def backend_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
     """backend_of(family, special=..., **EngineConfig) over a tiny model that draws from 280 ids."""
     monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
     monkeypatch.setattr(host_module, "resolve", lambda name, *_, **__: name)
+    monkeypatch.setattr(host_module, "require_room", lambda source, config: None)
     services: list[EngineService] = []
 
     def make(family: Family, special: bool = False, **engine: Any) -> LocalBackend:
