@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import signal
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ from .exits import complain
 if TYPE_CHECKING:
     from ..engine.service import EngineService
     from ..server.options import ServerOptions
+    from ..server.parent import Handed
 
 Host = Annotated[str, typer.Option("--host", envvar="MLXPAGED_HOST", help="Address to listen on.")]
 Port = Annotated[
@@ -74,6 +76,14 @@ IdleUnload = Annotated[
         help="Give the model's memory back after so long without a request.",
     ),
 ]
+Restart = Annotated[
+    bool,
+    typer.Option(
+        "--restart/--no-restart",
+        envvar="MLXPAGED_RESTART",
+        help="Go on with a new process when the one that serves is killed or crashes.",
+    ),
+]
 IdleExit = Annotated[
     float | None,
     typer.Option(
@@ -109,15 +119,15 @@ def serve(
     memory_budget: options.MemoryBudget = None,
     prefix_cache: options.PrefixCache = True,
     attention: options.AttentionFlag = "auto",
-) -> None:
+    restart: Restart = True,
+) -> int:
     """Answer HTTP clients until Ctrl-C: OpenAI's chat, completions and models, Anthropic's messages."""
-    from ..chat.backend import LocalBackend
-    from ..chat.servers import new_secret
-    from ..model.installed import known_models
-    from ..server.lifecycle import serve as serve_until_stopped
+    from ..chat.servers import key_of, new_secret
     from ..server.options import ServerOptions
-    from .compose import started_engine
+    from ..server.parent import handed
     from .keys import api_keys
+
+    given = handed()
 
     config = options.engine_config(
         dtype,
@@ -129,18 +139,29 @@ def serve(
         max_queue=max_queue,
         prefix_cache=prefix_cache,
         idle_unload_s=idle_unload,
+        kv_share=given.kv_share if given else 1.0,
     )
     if on_switch not in ("wait", "retry"):
         raise ConfigError(f"--on-switch is {on_switch!r}; it must be wait or retry")
+    secret = given.secret if given else new_secret()
+    keys = api_keys(api_key or (), api_key_file)
     server_options = ServerOptions(
         allowed_hosts=tuple(allowed_host or ()),
         cors_origins=tuple(cors_origin or ()),
         insecure_no_auth=insecure_no_auth,
-        api_keys=api_keys(api_key or (), api_key_file),
+        api_keys=(*keys, key_of(secret)) if keys else (),  # this user's own faces need not be told a key
         on_switch="retry" if on_switch == "retry" else "wait",
-        secret=new_secret(),
+        secret=secret,
         idle_exit_s=idle_exit,
     )
+    if restart and given is None:
+        return _as_parent(host, port, unix_socket, server_options)
+
+    from ..chat.backend import LocalBackend
+    from ..model.installed import known_models
+    from ..server.lifecycle import serve as serve_until_stopped
+    from .compose import started_engine
+
     with started_engine(config) as service:
         listed = (model, *(also or ()))
         backend = LocalBackend(service, model, served_model_name or (), lambda: known_models(listed))
@@ -149,27 +170,55 @@ def serve(
             host,
             port,
             server_options,
-            lambda url: _beside(service, model, url, server_options, unix_socket),
+            lambda url: _beside(service, model, url, server_options, unix_socket, given),
             unix_socket,
+            given.opened() if given else None,
         )
+    return 0
+
+
+def _as_parent(host: str, port: int, unix_socket: Path | None, server_options: ServerOptions) -> int:
+    """Hold the sockets, and let another process of the same command line do the rest."""
+    from ..server.listening import listen, listen_unix
+    from ..server.parent import Parent
+
+    assert server_options.secret
+    open_to_all = server_options.insecure_no_auth or bool(server_options.api_keys)
+    sockets = listen(host, port, open_to_all) if unix_socket is None else [listen_unix(unix_socket)]
+    try:
+        return Parent([sys.executable, *sys.orig_argv[1:]], sockets, server_options.secret, complain).run()
+    finally:
+        for bound in sockets:
+            bound.close()
+        if unix_socket is not None:
+            unix_socket.unlink(missing_ok=True)
 
 
 async def _beside(
-    service: EngineService, model: str, url: str, server_options: ServerOptions, unix_socket: Path | None
+    service: EngineService,
+    model: str,
+    url: str,
+    server_options: ServerOptions,
+    unix_socket: Path | None,
+    given: Handed | None,
 ) -> None:
     """What runs beside the server: it can be found by this user's faces, and the model is loaded."""
+    import asyncio
+
     from ..chat.servers import ServerRecord, registered
 
     assert server_options.secret
     here = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     record = ServerRecord(
-        os.getpid(),
+        given.pid if given else os.getpid(),
         here,
         server_options.secret,
         time.time(),
         str(unix_socket.resolve()) if unix_socket else None,
         server_options.idle_exit_s,
     )
+    if given:
+        asyncio.get_running_loop().add_reader(given.alive, _orphaned, given.alive)
     with ExitStack() as stack:
         try:
             stack.enter_context(registered(record))
@@ -182,8 +231,18 @@ async def _beside(
         await asyncio.Event().wait()  # until the server's end cancels this
 
 
+def _orphaned(alive: int) -> None:
+    """The parent is gone, however it went: nobody passes signals on any more, so end as after the first one."""
+    import asyncio
+
+    asyncio.get_running_loop().remove_reader(alive)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 async def _load(service: EngineService, model: str, place: str) -> None:
     """Loads the model while the server already answers /health and /v1/models, then says how to reach it."""
+    import asyncio
+
     from .progress import REDRAW_S, LoadProgress, drawn
 
     progress = LoadProgress()

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from mlxpaged.chat.backend import LocalBackend
-from mlxpaged.server.lifecycle import Server, listen, url_of
+from mlxpaged.server.lifecycle import Server
+from mlxpaged.server.listening import listen, url_of
 from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService
 

@@ -16,7 +16,8 @@ import pytest
 
 from mlxpaged.chat.backend import LocalBackend
 from mlxpaged.errors import ConfigError, MlxpagedError, ModelNotFound
-from mlxpaged.server.lifecycle import Server, listen, listen_unix, serve, url_of
+from mlxpaged.server.lifecycle import Server, serve
+from mlxpaged.server.listening import listen, listen_unix, url_of
 from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService, says
 from tests.server.conftest import Serve
