@@ -26,6 +26,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def folders_of_no_person(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test reads or writes what a person keeps: sessions, aliases, settings, running servers."""
+    for name in ("DATA", "STATE", "CONFIG"):
+        os.environ.setdefault(f"MLXPAGED_{name}", str(tmp_path_factory.mktemp(name.lower())))
+
+
 @pytest.fixture(scope="session")
 def smollm2_source() -> ModelSource:
     """The embedded default on disk, as scripts/test fetched it; skipped where it is missing, failed under CI."""

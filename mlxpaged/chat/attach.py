@@ -42,7 +42,9 @@ IDLE_EXIT_S = 600
 
 PING_S = 60.0
 _START_S = 60.0
+_END_S = 5.0
 _POLL_S = 0.1
+_NEARNESS = {"ready": 0, "loading": 1, "unloaded": 2}
 _ERRORS = {2: ConfigError, 3: ModelNotFound, 4: Unreachable}
 
 OnStatus = Callable[[str], None]
@@ -74,21 +76,17 @@ class Attached:
 
         Raises ModelNotFound (the server does not know it or cannot load it), Unreachable, or what ended the server.
         """
-        asked_for = False
         while True:
-            cards = await self._cards()
-            card = next((one for one in cards if self._model in {None, one.name}), None)
+            card = _meant(await self._cards(), self._model)
             if card and card.state == "ready":
                 return card
-            if card is None and any(one.state == "ready" for one in cards) and not asked_for:
-                on_status(f"loading {self._model}")
-                await self._load(cards)
-                asked_for = True
-                continue
-            if card is None and asked_for:
-                raise ModelNotFound(f"the server at {self.backend.url} did not keep the model {self._model}")
             on_status(f"loading {card.name if card else self._model or 'a model'}")
-            await asyncio.sleep(_POLL_S)
+            if card and card.state == "loading":
+                await asyncio.sleep(_POLL_S)
+            elif name := card.name if card else self._model:
+                await self._load(name)
+            else:
+                raise ModelNotFound(f"the server at {self.backend.url} has no model; name one")
 
     async def close(self) -> None:
         """Let go of the server; it goes on for others, or ends itself when idle."""
@@ -102,19 +100,21 @@ class Attached:
         try:
             return await self.backend.models()
         except Unreachable:
-            if self._process and self._process.poll() is not None:
+            # Its sockets close a moment before it ends; why it ended is in its code and its last line.
+            if self._process and await _ended(self._process):
                 raise _died(self._process.returncode) from None
             raise
 
-    async def _load(self, cards: Sequence[ModelCard]) -> None:
-        assert self._model
-        held = ", ".join(one.name for one in cards if one.state == "ready")
+    async def _load(self, name: str) -> None:
         try:
-            await self.backend.load(self._model)
+            await self.backend.load(name)
+        except Overloaded:  # another load is under way there
+            await asyncio.sleep(_POLL_S)
         except (ModelNotFound, UnsupportedModel, RequestError) as error:
+            held = ", ".join(one.name for one in await self._cards() if one.state == "ready") or "no model"
             raise ModelNotFound(
-                f"the server at {self.backend.url} holds {held} and does not load {self._model} ({error}); "
-                f"use {held}, or end that server with `mlxpaged stop`"
+                f"the server at {self.backend.url} holds {held} and does not load {name} ({error}); "
+                f"use what it holds, or end it with `mlxpaged stop`"
             ) from error
 
     async def _ping(self) -> None:
@@ -145,7 +145,7 @@ async def attach(
     model: str | None = None,
     url: str | None = None,
     api_key: str | None = None,
-    start: Start = Start(),
+    start: Start | None = None,
     on_status: OnStatus = lambda text: None,
 ) -> Attached:
     """A tie to the server at `url`; without one, to this user's own, the one that holds `model` first; where none
@@ -154,6 +154,7 @@ async def attach(
     Returns once the server answers, whatever its model does: `Attached.ready` waits for that. Raises Unreachable for
     an address that does not answer, and the reason where a server cannot be started.
     """
+    start = start or Start()
     if url:
         backend = RemoteBackend(url, model, api_key)
         try:
@@ -189,6 +190,13 @@ def log_path() -> Path:
     return paths.state_dir() / "server.log"
 
 
+def _meant(cards: Sequence[ModelCard], model: str | None) -> ModelCard | None:
+    """The card of `model`; None: of whichever is ready, else loading, else on disk there."""
+    if model is not None:
+        return next((card for card in cards if card.name == model), None)
+    return min(cards, key=lambda card: _NEARNESS.get(card.state, len(_NEARNESS)), default=None)
+
+
 def _backend(record: ServerRecord, model: str | None) -> RemoteBackend:
     return RemoteBackend(record.url, model, record.key(), record.transport())
 
@@ -198,7 +206,8 @@ async def _chosen(found: Sequence[ServerRecord], model: str | None) -> ServerRec
     for record in found if model else ():
         backend = _backend(record, None)
         try:
-            if any(card.name == model for card in await backend.models()):
+            card = _meant(await backend.models(), model)
+            if card and card.state != "unloaded":
                 return record
         except (Unreachable, Overloaded):
             continue
@@ -255,6 +264,13 @@ def _port() -> int:
         except OSError:
             return 0
     return DEFAULT_PORT
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> bool:
+    deadline = time.monotonic() + _END_S
+    while process.poll() is None and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+    return process.returncode is not None
 
 
 def _died(code: int) -> MlxpagedError:

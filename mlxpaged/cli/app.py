@@ -11,11 +11,16 @@ import typer
 
 from .bench import bench
 from .chat import chat
+from .config import completions, config
 from .doctor import doctor
 from .exits import complain, exit_code_of
 from .logs import logged_to
+from .models import copy, list_models, pull, remove, show
 from .run import run
 from .serve import serve
+from .servers import load, ps, stop
+from .sessions import sessions
+from .settings import defaults_by_command
 from .tui import tui
 from .version import version
 
@@ -48,8 +53,20 @@ app.command("chat")(chat)
 app.command("tui")(tui)
 app.command("run")(run)
 app.command("serve")(serve)
+app.command("ps")(ps)
+app.command("stop")(stop)
+app.command("pull")(pull)
+app.command("list")(list_models)
+app.command("ls", hidden=True)(list_models)
+app.command("show")(show)
+app.command("rm")(remove)
+app.command("cp")(copy)
+app.command("load")(load)
+app.add_typer(sessions)
 app.add_typer(bench, name="bench")
 app.command("doctor")(doctor)
+app.add_typer(config)
+app.command("completions")(completions)
 app.command("version")(version)
 
 
@@ -57,4 +74,12 @@ def run_command_line(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; everything it has to say has been said by then."""
     debug = "--debug" in arguments[:1] or bool(os.environ.get("MLXPAGED_DEBUG"))
     with logged_to(complain, debug):
-        return exit_code_of(lambda: app(list(arguments), prog_name="mlxpaged", standalone_mode=False), debug=debug)
+        return exit_code_of(lambda: _run(list(arguments)), debug=debug)
+
+
+def _run(arguments: list[str]) -> object:
+    if "_MLXPAGED_COMPLETE" in os.environ:  # the shell asks what could come next; see `completions`
+        from typer.completion import completion_init
+
+        completion_init()
+    return app(arguments, prog_name="mlxpaged", standalone_mode=False, default_map=defaults_by_command())

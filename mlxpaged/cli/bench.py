@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
-import statistics
 import threading
 import time
 from dataclasses import dataclass, field
@@ -60,6 +58,8 @@ def bench_engine(
     attention: options.AttentionFlag = "auto",
 ) -> None:
     """Answer a batch of random prompts through the engine and print one JSON line of rates and latencies."""
+    import random
+
     from .compose import started_engine
     from .progress import LoadProgress, wait_with_bar
 
@@ -104,6 +104,8 @@ def _run(service: EngineService, prompts: list[list[int]], max_tokens: int) -> d
 
 def _figures(timelines: list[_Timeline], prompts: list[list[int]], wall_s: float) -> dict[str, Any]:
     """Rates and latencies of one run. itl: gaps between a reply's tokens; ttft: from submit to the first."""
+    import statistics
+
     generated = sum(count for timeline in timelines for _, count in timeline.arrivals)
     ttfts = [timeline.arrivals[0][0] - timeline.started for timeline in timelines]
     gaps = [gap for timeline in timelines for gap in timeline.gaps()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,8 +54,14 @@ def chat(
     url: options.Url = None,
     api_key: options.ApiKey = None,
 ) -> int:
-    """Talk with a model; without one: the one a running server holds, else a Mac offers what it finds and Linux takes
-    smollm2. Answers come from a server that chats share; one is started in the background where none runs."""
+    """Talk with a model.
+
+    Without MODEL: the one a running server holds, else a Mac offers what it finds and Linux takes smollm2. Answers
+    come from a server that chats share; one is started in the background where none runs. What is said in a terminal
+    is saved (see `mlxpaged sessions`).
+    """
+    import asyncio
+
     from . import compose
     from .conversation import Conversation
     from .keyboard import PipeKeyboard, TerminalKeyboard

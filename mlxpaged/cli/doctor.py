@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,6 +77,8 @@ def _machine() -> tuple[Startup, list[Finding]]:
 
 def cache_folder() -> Finding:
     """Whether files can be kept, and room for them."""
+    import tempfile
+
     from ..model.finding import Finding
 
     folder = paths.cache_dir()

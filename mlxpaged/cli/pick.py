@@ -15,14 +15,7 @@ import psutil
 
 from ..config import DEFAULT_MODEL
 from ..errors import ConfigError
-
-_GB = 10**9
-_PICKS = (
-    (0, "mlx-community/Llama-3.2-3B-Instruct-4bit", 1.8),
-    (12, "mlx-community/Qwen3-4B-Instruct-2507-4bit", 2.3),
-    (30, "mlx-community/Qwen3-30B-A3B-Instruct-2507-4bit", 17.2),
-)
-"""(from this many GB of memory, hub id, GB to download)."""
+from .first_models import GB, pick_for
 
 _MOST_OF_MEMORY = 0.7
 """Weights above this share of the memory leave no room for K/V and everything else."""
@@ -54,12 +47,14 @@ def _ask(question: str) -> str:
 
 def offers_for(found: dict[str, int], memory: int, online: bool) -> list[Offer]:
     """What is on disk first (name -> bytes, largest first), then a pick by memory, or smollm2 when offline."""
-    offers = [Offer(name, f"{size / _GB:.1f} GB, on disk") for name, size in found.items()]
+    offers = [Offer(name, f"{size / GB:.1f} GB, on disk") for name, size in found.items()]
     if not online:
         return [*offers, Offer(DEFAULT_MODEL, "tiny; the network is out of reach")]
-    name, gigabytes = next((name, size) for least, name, size in reversed(_PICKS) if memory >= least * _GB)
-    if name not in found:
-        offers.append(Offer(name, f"{gigabytes} GB to download; fits this Mac's {memory / 2**30:.0f} GB of memory"))
+    pick = pick_for(memory)
+    if pick.name not in found:
+        offers.append(
+            Offer(pick.name, f"{pick.gigabytes} GB to download; fits this Mac's {memory / 2**30:.0f} GB of memory")
+        )
     return offers
 
 

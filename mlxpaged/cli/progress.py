@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +13,8 @@ from ..errors import MlxpagedError
 from .terminal import is_plain
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ..model.sources import Progress
 
 Result = TypeVar("Result")
@@ -57,6 +58,8 @@ class LoadProgress:
 
 def wait_with_bar(loading: Future[Result], progress: LoadProgress) -> Result:
     """The result of `loading`, with a bar on stderr until it is there; raises what it raised."""
+    from concurrent.futures import wait
+
     with drawn(progress) as redraw:
         while not wait([loading], timeout=REDRAW_S).done:
             redraw()

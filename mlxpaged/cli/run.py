@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
 import sys
@@ -51,6 +50,8 @@ def run(
     attention: options.AttentionFlag = "auto",
 ) -> int:
     """Answer one prompt and leave."""
+    import asyncio
+
     from .compose import opened_locally
     from .progress import LoadProgress, wait_with_bar
 
@@ -85,6 +86,8 @@ def _prompt_text(argument: str | None, raw: bool) -> str:
 
 
 async def _answer(backend: Backend, info: ModelInfo, question: Question) -> int:
+    from asyncio import get_running_loop
+
     from ..chat.messages import Messages
     from ..sched.requests import FinishReason, SamplingParams
 
@@ -94,7 +97,7 @@ async def _answer(backend: Backend, info: ModelInfo, question: Question) -> int:
         raise ConfigError(f"--system needs a chat template, and {info.name} has none; put it into the prompt")
     prompt = Messages(_turns(question)) if templated else question.prompt
     reply = await backend.start(prompt, sampling)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, reply.cancel)
+    get_running_loop().add_signal_handler(signal.SIGINT, reply.cancel)
     text, token_ids, last = await _printed(reply, stream=not question.as_json)
     if question.as_json:
         print(json.dumps(_record(text, token_ids, last), ensure_ascii=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import sys
@@ -32,6 +31,8 @@ def on_a_gpu() -> bool:
 
 
 def _installed() -> dict[str, str]:
+    import importlib.metadata
+
     versions = {}
     for part in _PARTS:
         try:

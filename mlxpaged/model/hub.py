@@ -4,10 +4,13 @@ one line why it could not; what is whole on disk is never asked for again."""
 from __future__ import annotations
 
 import json
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, MlxpagedError, ModelNotFound, Unreachable, UnsupportedModel
+from .kept import note_downloaded
 from .sources import OnProgress, Progress
 from .upstream import quiet_environment
 
@@ -22,6 +25,7 @@ def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = N
     """
     quiet_environment()
     import huggingface_hub as hub
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     options: dict[str, Any] = {"revision": revision, "allow_patterns": PATTERNS}
     bar = _progress_bar(repo, on_progress or (lambda progress: None))
@@ -32,7 +36,9 @@ def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = N
     except Exception:  # not on disk, or not all of it: ask the network, which says what is wrong
         pass
     if not fetch:
-        raise ModelNotFound(f"{repo} is not whole on this disk; `mlxpaged run {repo} Hello` fetches it")
+        raise ModelNotFound(f"{repo} is not whole on this disk; `mlxpaged pull {repo}` fetches it")
+    if not (Path(HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}" / "snapshots").exists():
+        bar = _progress_bar(repo, _noting(repo, on_progress or (lambda progress: None)))
     try:
         fetched = Path(hub.snapshot_download(repo, tqdm_class=bar, **options))
     except Exception as error:  # many kinds over its versions; told apart by name and status
@@ -42,6 +48,21 @@ def snapshot(repo: str, revision: str | None, on_progress: OnProgress | None = N
             f"{repo} holds no config.json with safetensors; for a GGUF repository download one file and give its path"
         )
     return fetched
+
+
+def _noting(repo: str, on_progress: OnProgress) -> OnProgress:
+    """Nothing of it was here before: with its first bytes it is ours, and `mlxpaged rm` may remove it."""
+    noted = False
+
+    def report(progress: Progress) -> None:
+        nonlocal noted
+        if not noted:
+            noted = True
+            with suppress(ConfigError):  # a data folder that cannot be written is no reason not to fetch
+                note_downloaded(repo, time.strftime("%Y-%m-%d"))
+        on_progress(progress)
+
+    return report
 
 
 def is_whole(folder: Path) -> bool:

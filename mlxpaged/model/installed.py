@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .hub import is_whole
+from .kept import aliases
 from .smollm2 import smollm2_path
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -21,8 +22,9 @@ def installed_models(hub: Path | None = None) -> list[str]:
 
 
 def known_models(listed: Sequence[str], hub: Path | None = None) -> list[str]:
-    """`listed` first (names, folders and files that a person gave), then what is installed."""
-    return list(dict.fromkeys([*listed, *installed_models(hub)]))
+    """`listed` first (names, folders and files that a person gave), then what is installed, then names that a person
+    gave to models."""
+    return list(dict.fromkeys([*listed, *installed_models(hub), *aliases()]))
 
 
 def _hub_folder() -> Path:

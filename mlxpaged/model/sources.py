@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ModelNotFound, UnsupportedModel
+from .kept import aliases
 
-_HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _ACCEPTED = "a Hugging Face id such as org/name, a folder of an MLX model, a .gguf file, or smollm2"
 
 
@@ -42,6 +43,7 @@ def resolve(name: str, on_progress: OnProgress | None = None, fetch: bool = True
     Raises ModelNotFound, UnsupportedModel, ConfigError (a folder cannot be written) or Unreachable (no network).
     """
     name = name.strip()
+    name = aliases().get(name, name)
     if name == "smollm2":
         from .smollm2 import fetch_smollm2, smollm2_path
 
@@ -51,7 +53,7 @@ def resolve(name: str, on_progress: OnProgress | None = None, fetch: bool = True
     path = Path(name).expanduser()
     if name and path.exists():
         return _local(path)
-    hub = _HUB_ID.fullmatch(name)
+    hub = HUB_ID.fullmatch(name)
     if hub is None or name.endswith(".gguf") or name.startswith((".", "~")):
         raise ModelNotFound(f"no model at {name!r}; give {_ACCEPTED}")
     from .hub import snapshot

@@ -27,8 +27,11 @@ def test_run_knows_the_capital_of_france(process: Program, cache: dict[str, str]
 def test_chat_answers_every_line_and_finds_the_first_turn_again(program: Program, cache: dict[str, str]) -> None:
     lines = "What is the capital of France?\nAnd of Italy?\n"
     ended = program("chat", "smollm2", "--temperature", "0", stdin=lines, real=True, **cache)
-    assert (ended.code, ended.err) == (0, "")
+    stopped = program("stop", real=True)
+    assert ended.code == 0
+    assert ended.err.startswith("mlxpaged: Started a server in the background at http://127.0.0.1:")
     assert "Paris" in ended.out.splitlines()[0] and "Rome" in ended.out
+    assert stopped.code == 0 and stopped.err.startswith("mlxpaged: stopped the server at http://127.0.0.1:")
 
 
 def test_bench_engine_prints_one_line(program: Program, cache: dict[str, str]) -> None:

@@ -1,0 +1,182 @@
+"""`mlxpaged ps`, `stop` and `load`: this user's servers on this machine, and what they hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import MlxpagedError, Unreachable
+from . import options
+from .exits import complain
+from .listing import age, columns
+
+if TYPE_CHECKING:
+    from ..chat.remote import RemoteBackend
+    from ..chat.servers import ServerRecord
+
+_STOP_S = 20.0
+_NONE = "no server of yours runs; `mlxpaged serve MODEL` or `mlxpaged chat` starts one"
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON list.")]
+StopModel = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="Unload this model only; without one the server ends.")
+]
+
+
+def ps(as_json: AsJson = False) -> None:
+    """List your servers and what they hold."""
+    import asyncio
+
+    found = asyncio.run(_looked_at())
+    if as_json:
+        print(json.dumps(found))
+        return
+    rows = [
+        (
+            str(one["pid"]),
+            one["url"],
+            ", ".join(f"{model['name']}{'' if model['state'] == 'ready' else ' (loading)'}" for model in one["models"]),
+            f"{one['running']} running, {one['waiting']} waiting",
+            f"{one['kv_bytes'] / 2**20:,.0f} MiB",
+            age(one["started"]).removesuffix(" ago"),
+            f"ends after {one['idle_exit_s'] / 60:.0f} idle min" if one["idle_exit_s"] else "",
+        )
+        for one in found
+    ]
+    for line in columns(("PID", "URL", "MODEL", "REQUESTS", "K/V", "UP", ""), rows) or [_NONE]:
+        print(line)
+
+
+def stop(model: StopModel = None, url: options.Url = None, api_key: options.ApiKey = None) -> None:
+    """End your servers, or unload one model."""
+    import asyncio
+
+    if model or url:
+        asyncio.run(_unload(model, url, api_key))
+        return
+    asyncio.run(_end())
+
+
+def load(model: options.ModelArgument, url: options.Url = None, api_key: options.ApiKey = None) -> None:
+    """Load a model into your server.
+
+    Where none runs, one is started in the background.
+    """
+    import asyncio
+
+    from ..chat.attach import attach
+
+    async def work() -> None:
+        attached = await attach(model, url, api_key, on_status=lambda text: None)
+        try:
+            if attached.notice:
+                complain(attached.notice)
+            card = await attached.ready()
+            complain(f"{card.name} is ready at {attached.backend.url}/v1 (context {card.context_len or 0:,} tokens)")
+        finally:
+            await attached.close()
+
+    asyncio.run(work())
+
+
+async def _looked_at() -> list[dict[str, Any]]:
+    import asyncio
+
+    from ..chat.servers import proven
+
+    return list(await asyncio.gather(*(_look(record) for record in await proven())))
+
+
+async def _look(record: ServerRecord) -> dict[str, Any]:
+    """One server as `ps --json` shows it; zeros where it is too busy to say."""
+    backend = _backend(record)
+    about: dict[str, Any] = {
+        "pid": record.pid,
+        "url": record.url,
+        "socket": record.socket,
+        "started": record.started,
+        "idle_exit_s": record.idle_exit_s,
+        "models": [],
+        "running": 0,
+        "waiting": 0,
+        "kv_bytes": 0,
+    }
+    try:
+        with suppress(MlxpagedError):
+            cards = [card for card in await backend.models() if card.state != "unloaded"]
+            about["models"] = [
+                {"name": card.name, "state": card.state, "context_len": card.context_len} for card in cards
+            ]
+            stats = await backend.stats()
+            about |= {"running": stats.num_running, "waiting": stats.num_waiting, "kv_bytes": stats.memory_bytes}
+    finally:
+        await backend.close()
+    return about
+
+
+async def _end() -> None:
+    import asyncio
+
+    from ..chat.servers import gone, proven
+
+    found = await proven()
+    if not found:
+        complain(_NONE)
+    for record in found:
+        os.kill(record.pid, signal.SIGTERM)
+    ended = await asyncio.gather(*(gone(record, _STOP_S) for record in found))
+    for record, done in zip(found, ended, strict=True):
+        if done:
+            complain(f"stopped the server at {record.url} (pid {record.pid})")
+    _complain_of([record for record, done in zip(found, ended, strict=True) if not done])
+
+
+def _complain_of(left: Sequence[ServerRecord]) -> None:
+    if left:
+        pids = " ".join(str(record.pid) for record in left)
+        raise MlxpagedError(f"still finishing their replies after {_STOP_S:.0f} s; `kill -9 {pids}` ends them at once")
+
+
+async def _unload(model: str | None, url: str | None, api_key: str | None) -> None:
+    from ..chat.remote import RemoteBackend
+    from ..chat.servers import proven
+
+    if model is None:
+        raise MlxpagedError("a server at --url is ended where it was started; name a model to unload it there")
+    if url:
+        backend = RemoteBackend(url, None, api_key)
+    else:
+        found = await proven()
+        if not found:
+            raise Unreachable(_NONE)
+        backend = _backend(await _holder(found, model))
+    try:
+        await backend.unload(model)
+        complain(f"{model} is unloaded at {backend.url}")
+    finally:
+        await backend.close()
+
+
+async def _holder(found: Sequence[ServerRecord], model: str) -> ServerRecord:
+    """The server that holds `model`, else the youngest, which will say that it does not."""
+    import asyncio
+
+    looked = await asyncio.gather(*(_look(record) for record in found))
+    held = [record for record, about in zip(found, looked, strict=True) if model in _names(about)]
+    return (held or list(found))[0]
+
+
+def _names(about: dict[str, Any]) -> list[str]:
+    return [model["name"] for model in about["models"]]
+
+
+def _backend(record: ServerRecord) -> RemoteBackend:
+    from ..chat.remote import RemoteBackend
+
+    return RemoteBackend(record.url, None, record.key(), record.transport())

@@ -1,0 +1,166 @@
+"""`mlxpaged sessions`: the saved conversations, listed, read, found, written out, renamed and removed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ConfigError, MlxpagedError
+from .listing import age, columns, session_lines
+
+if TYPE_CHECKING:
+    from ..chat.sessions import Message, Session
+    from ..chat.store import Store
+
+sessions = typer.Typer(
+    name="sessions",
+    help="The saved conversations.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
+Name = Annotated[str, typer.Argument(metavar="SESSION", help="Its title, the start of it, or its id.")]
+_EXCERPT = 70
+
+
+@sessions.command("list")
+def list_sessions(as_json: AsJson = False) -> None:
+    """List the conversations, the last used first."""
+    with _store() as store:
+        found = store.sessions()
+    if as_json:
+        print(json.dumps([_summary(one) for one in found], ensure_ascii=False))
+        return
+    for line in session_lines(found) or ["No saved conversations yet; `mlxpaged chat` begins one."]:
+        print(line)
+
+
+@sessions.command("show")
+def show(name: Name, as_json: AsJson = False) -> None:
+    """Print a conversation."""
+    with _store() as store:
+        _write(store.export(store.find(name).id, "json" if as_json else "md"))
+
+
+@sessions.command("search")
+def search(text: Annotated[str, typer.Argument(help="What was said, in any case.")], as_json: AsJson = False) -> None:
+    """Find conversations by what was said in them."""
+    with _store() as store:
+        found = store.search(text)
+    if as_json:
+        hits = [{**_summary(one), "message": hit.id, "role": hit.role, "content": hit.content} for one, hit in found]
+        print(json.dumps(hits, ensure_ascii=False))
+        return
+    rows = [(one.id[-8:].lower(), age(one.updated), one.title, _excerpt(hit, text)) for one, hit in found]
+    for line in columns(("ID", "USED", "TITLE", "SAID"), rows) or [f"Nothing with {text!r}."]:
+        print(line)
+
+
+@sessions.command("export")
+def export(
+    name: Annotated[str | None, typer.Argument(metavar="[SESSION]", help="Its title or id; --all needs none.")] = None,
+    kind: Annotated[str, typer.Option("--format", help="md to read, json with everything.")] = "md",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to [standard output].")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every conversation, as one JSON list.")] = False,
+) -> None:
+    """Write a conversation out as markdown or JSON."""
+    if kind not in {"md", "json"}:
+        raise ConfigError(f"--format is {kind!r}; it must be md or json")
+    if every == (name is not None):
+        raise ConfigError("name one SESSION to export, or give --all")
+    with _store() as store:
+        if every:
+            whole = [json.loads(store.export(one.id, "json")) for one in store.sessions()]
+            text = json.dumps(whole, ensure_ascii=False, indent=2) + "\n"
+        else:
+            text = store.export(store.find(str(name)).id, kind)
+    if output is None:
+        _write(text)
+        return
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{output} exists already; give --output another name") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}; give --output another place") from error
+
+
+@sessions.command("rename")
+def rename(name: Name, title: Annotated[str, typer.Argument(help="The new title.")]) -> None:
+    """Give a conversation a title."""
+    with _store(writes=True) as store:
+        store.rename(store.find(name).id, title)
+
+
+@sessions.command("rm")
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="SESSION...", help="Titles or ids.")],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete conversations for good."""
+    with _store(writes=True) as store:
+        found = [store.find(name) for name in names]
+        if not yes and sys.stdin.isatty():
+            titles = ", ".join(one.title or one.id for one in found)
+            typer.confirm(f"Delete {titles} for good?", abort=True, err=True)
+        for one in found:
+            store.remove(one.id)
+
+
+@sessions.command("path")
+def path() -> None:
+    """Print where the conversations are kept."""
+    from ..chat.session_file import session_path
+
+    print(session_path())
+
+
+@contextmanager
+def _store(writes: bool = False) -> Iterator[Store]:
+    """The user's own sessions. A file that cannot be used is an error here; nothing is made where there is none."""
+    from ..chat.session_file import session_path
+    from ..chat.store import Store
+
+    store = Store.open() if session_path().exists() else Store(None)
+    try:
+        if store.problem:
+            raise MlxpagedError(store.problem)
+        yield store
+        if store.problem and (writes or not store.sessions()):
+            raise MlxpagedError(store.problem)
+    finally:
+        store.close()
+
+
+def _summary(one: Session) -> dict[str, Any]:
+    about = asdict(one)
+    del about["head"]
+    return about
+
+
+def _excerpt(hit: Message, text: str) -> str:
+    """The words around a hit, on one line."""
+    content = " ".join(hit.content.split())
+    at = max(0, content.casefold().find(text.casefold()))
+    start = max(0, at - _EXCERPT // 3)
+    cut = content[start : start + _EXCERPT]
+    return f"{'…' * (start > 0)}{cut}{'…' * (start + _EXCERPT < len(content))}"
+
+
+def _write(text: str) -> None:
+    """To stdout; a terminal gets no control characters of foreign text."""
+    from .terminal import neutralise
+
+    sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)

@@ -1,0 +1,123 @@
+"""What a model's files say about it, without loading it. Owns reading configs for people; decides nothing, imports no
+mlx."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .shelf import weights_bytes
+from .sources import ModelSource
+
+_KV_BYTES = 2
+"""Bytes of one stored number of K/V as most models keep it, in 16 bits."""
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
+_KIND = re.compile(r"(?:^|[-_.])((?:IQ|Q|F|BF|MXFP)\d[\w]*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """None: the files do not say. `kv_bytes_per_token` is of all layers at 16 bits, of models whose layers all keep
+    every token; `template_bytes` is the length of the chat template, 0 where there is none."""
+
+    name: str
+    path: Path
+    kind: str
+    num_bytes: int
+    family: str | None = None
+    quantisation: str | None = None
+    context_len: int | None = None
+    num_layers: int | None = None
+    template_bytes: int = 0
+    kv_bytes_per_token: int | None = None
+
+
+def describe(source: ModelSource) -> Description:
+    """The facts about a model on this disk. Raises ModelNotFound or UnsupportedModel for a damaged or foreign file."""
+    return _of_gguf(source) if source.kind == "gguf" else _of_folder(source)
+
+
+def _of_folder(source: ModelSource) -> Description:
+    config = _json(source.path / "config.json")
+    text = config | (config.get("text_config") or {})
+    packed = config.get("quantization") or config.get("quantization_config") or {}
+    bits = packed.get("bits") if isinstance(packed, dict) else None
+    quantisation = f"{bits} bits" if bits else str(text.get("torch_dtype") or text.get("dtype") or "") or None
+    return Description(
+        source.name,
+        source.path,
+        source.kind,
+        weights_bytes(source.path),
+        family=text.get("model_type") or config.get("model_type"),
+        quantisation=quantisation,
+        context_len=next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None),
+        num_layers=text.get("num_hidden_layers"),
+        template_bytes=_template_bytes(source.path),
+        kv_bytes_per_token=_kv_bytes(text),
+    )
+
+
+def _of_gguf(source: ModelSource) -> Description:
+    from .gguf_file import GgufFile
+
+    file = GgufFile(source.path)
+    family = file.text("general.architecture")
+    kind = _KIND.search(source.path.stem)
+
+    def number(key: str) -> int | None:
+        value = file.number(f"{family}.{key}")
+        return None if value is None else int(value)
+
+    heads, width = number("attention.head_count"), number("embedding_length")
+    about = {
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv") or heads,
+        "hidden_size": width,
+        "head_dim": number("attention.key_length"),
+    }
+    return Description(
+        source.name,
+        source.path,
+        source.kind,
+        weights_bytes(source.path),
+        family=family,
+        quantisation=kind[1].upper() if kind else None,
+        context_len=number("context_length"),
+        num_layers=about["num_hidden_layers"],
+        template_bytes=len(file.text("tokenizer.chat_template") or ""),
+        kv_bytes_per_token=_kv_bytes(about),
+    )
+
+
+def _kv_bytes(config: dict[str, Any]) -> int | None:
+    """K and V of every layer for one token; None where the config has no plain attention of one kind."""
+    if config.get("kv_lora_rank") or config.get("layer_types") or config.get("sliding_window_pattern"):
+        return None
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    if not layers or not heads or not config.get("hidden_size"):
+        return None
+    width = config.get("head_dim") or config["hidden_size"] // heads
+    return 2 * int(layers) * int(config.get("num_key_value_heads") or heads) * int(width) * _KV_BYTES
+
+
+def _template_bytes(folder: Path) -> int:
+    loose = folder / "chat_template.jinja"
+    if loose.is_file():
+        return loose.stat().st_size
+    template = _json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        template = next((one.get("template") for one in template if isinstance(one, dict)), None)
+    return len(template) if isinstance(template, str) else 0
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

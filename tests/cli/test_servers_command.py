@@ -1,0 +1,70 @@
+"""`mlxpaged ps`, `stop` and `load` over servers of this user."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from mlxpaged.chat.servers import records
+from tests.cli.conftest import SCRIPTED, Program
+
+
+@pytest.fixture(autouse=True)
+def no_server_left(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MLXPAGED_STATE", environment["MLXPAGED_STATE"])
+    yield
+    for record in records():
+        os.kill(record.pid, signal.SIGKILL)
+
+
+def test_a_server_is_loaded_listed_and_stopped(process: Program) -> None:
+    assert process("ps", "--json").out == "[]\n"
+    loaded = process("load", "scripted", ATTACHES="1")
+    (record,) = records()
+    assert loaded.code == 0
+    assert loaded.err.splitlines()[1] == f"mlxpaged: scripted is ready at {record.url}/v1 (context 512 tokens)"
+    (listed,) = json.loads(process("ps", "--json").out)
+    assert (listed["pid"], listed["url"], listed["running"]) == (record.pid, record.url, 0)
+    assert listed["models"] == [{"name": "scripted", "state": "ready", "context_len": 512}]
+    assert record.secret not in process("ps", "--json").out
+    shown = process("ps").out.splitlines()
+    assert shown[0].split()[:3] == ["PID", "URL", "MODEL"]
+    assert "scripted" in shown[1] and "0 running, 0 waiting" in shown[1] and "ends after 10 idle min" in shown[1]
+    stopped = process("stop")
+    assert (stopped.code, stopped.err) == (0, f"mlxpaged: stopped the server at {record.url} (pid {record.pid})\n")
+    assert records() == []
+    assert "no server of yours runs" in process("stop").err
+
+
+def test_a_server_with_a_key_lets_its_own_users_faces_in(process: Program, environment: dict[str, str]) -> None:
+    with subprocess.Popen(
+        [*SCRIPTED, "serve", "scripted", "--port", "0", "--api-key", "a-key-of-sixteen"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stderr and "scripted is ready" in server.stderr.readline()
+        (record,) = records()
+        refused = process("chat", "--url", record.url, stdin="hi\n", ATTACHES="1")
+        assert refused.code != 0 and "needs an API key" in refused.err
+        answered = process("chat", "--url", record.url, "--api-key", "a-key-of-sixteen", stdin="hi\n", ATTACHES="1")
+        assert answered.out == "You said: hi\n"
+        assert process("chat", stdin="hi\n", ATTACHES="1").out == "You said: hi\n"
+        assert json.loads(process("ps", "--json").out)[0]["models"][0]["name"] == "scripted"
+        assert process("stop").code == 0
+        assert server.wait(20) == 0
+
+
+def test_a_model_the_server_does_not_know_is_named_in_one_line(process: Program) -> None:
+    assert process("load", "scripted", ATTACHES="1").code == 0
+    ended = process("chat", "other/model", stdin="hi\n", ATTACHES="1")
+    assert (ended.code, ended.out) == (3, "")
+    assert "holds scripted and does not load other/model" in ended.err
+    assert "end it with `mlxpaged stop`" in ended.err and ended.err.count("\n") == 1
+    missing = process("stop", "other/model")
+    assert missing.code == 3 and "other/model' is not here" in missing.err

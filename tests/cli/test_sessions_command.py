@@ -1,0 +1,96 @@
+"""`mlxpaged sessions`: what was said can be listed, read, found, written out, renamed and removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxpaged.chat.store import Store
+from tests.cli.conftest import Program
+
+
+@pytest.fixture
+def store(environment: dict[str, str]) -> Store:
+    """Two conversations, closed."""
+    store = Store(Path(environment["MLXPAGED_DATA"]) / "sessions.db")
+    for question, answer in (("Foxes 🦊 in \x1b[31mred", "They are quick."), ("漢字 and kana", "Two scripts.")):
+        session = store.create("scripted")
+        store.ask(session.id, question)
+        draft = store.reply(session.id)
+        draft.feed(answer)
+        draft.finish("done")
+        store.release(session.id)
+    return store
+
+
+def test_the_list_is_for_people_or_for_scripts(program: Program, store: Store) -> None:
+    lines = program("sessions", "list").out.splitlines()
+    assert lines[0].split() == ["ID", "USED", "TURNS", "TITLE"]
+    assert [line.split(maxsplit=3)[3] for line in lines[1:]] == ["漢字 and kana", "Foxes 🦊 in ␛[31mred"]
+    listed = json.loads(program("sessions", "list", "--json").out)
+    assert [(one["title"], one["num_messages"], one["model"]) for one in listed] == [
+        ("漢字 and kana", 2, "scripted"),
+        ("Foxes 🦊 in \x1b[31mred", 2, "scripted"),
+    ]
+
+
+def test_nothing_saved_yet_is_said_and_makes_no_file(program: Program, environment: dict[str, str]) -> None:
+    assert program("sessions", "list").out == "No saved conversations yet; `mlxpaged chat` begins one.\n"
+    assert program("sessions", "list", "--json").out == "[]\n"
+    assert not Path(environment["MLXPAGED_DATA"]).exists()
+    assert program("sessions", "path").out == f"{environment['MLXPAGED_DATA']}/sessions.db\n"
+
+
+def test_show_search_and_export(program: Program, store: Store, tmp_path: Path) -> None:
+    assert "## Assistant\n\nTwo scripts." in program("sessions", "show", "漢字").out
+    assert json.loads(program("sessions", "show", "漢字", "--json").out)["messages"][1]["content"] == "Two scripts."
+    assert "They are quick." in program("sessions", "search", "QUICK").out
+    assert [hit["content"] for hit in json.loads(program("sessions", "search", "scripts", "--json").out)] == [
+        "Two scripts."
+    ]
+    assert program("sessions", "search", "nowhere").out == "Nothing with 'nowhere'.\n"
+    target = tmp_path / "out.json"
+    assert program("sessions", "export", "foxes", "--format", "json", "-o", str(target)).code == 0
+    assert json.loads(target.read_text())["messages"][1]["content"] == "They are quick."
+    again = program("sessions", "export", "foxes", "-o", str(target))
+    assert (again.code, again.err) == (2, f"mlxpaged: {target} exists already; give --output another name\n")
+    assert len(json.loads(program("sessions", "export", "--all").out)) == 2
+
+
+def test_rename_and_remove(program: Program, store: Store) -> None:
+    assert program("sessions", "rename", "foxes", "Animals").code == 0
+    assert program("sessions", "rm", "漢字").code == 0
+    assert [one["title"] for one in json.loads(program("sessions", "list", "--json").out)] == ["Animals"]
+    missing = program("sessions", "rm", "漢字")
+    assert (missing.code, missing.err) == (
+        1,
+        "mlxpaged: there is no session '漢字'; `mlxpaged sessions list` shows them\n",
+    )
+
+
+def test_a_session_in_use_is_not_removed(program: Program, store: Store) -> None:
+    session = store.create()
+    store.ask(session.id, "in use")
+    ended = program("sessions", "rm", "in use")
+    assert ended.code == 1 and "is open in another mlxpaged" in ended.err
+    assert "open elsewhere" in program("sessions", "list").out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda file: file.write_bytes(b"nonsense" * 1000), "is damaged"),
+        (lambda file: (file.unlink(), file.mkdir()), "cannot be written"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(
+    program: Program, store: Store, spoil: Callable[[Path], object], words: str
+) -> None:
+    assert store.path
+    store.close()
+    spoil(store.path)
+    ended = program("sessions", "list")
+    assert ended.code == 1 and words in ended.err and ended.err.count("\n") == 1
