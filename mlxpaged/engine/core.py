@@ -74,6 +74,11 @@ class EngineCore:
         now = [pool.num_blocks for pool in blocks.pools]
         blocks.grown(self._resize(num_blocks) if self._resize else now)
 
+    @property
+    def shrinkable(self) -> bool:
+        """Whether the pool has grown beyond what it began with."""
+        return self._resize is not None and self.scheduler.blocks.has_grown
+
     def shrink(self) -> None:
         """Memory is wanted elsewhere: give up what the pool only caches, before anything else."""
         self._commit_all()

@@ -47,10 +47,13 @@ class Handle:
 
 
 class EngineService:
-    """Starts its thread when made; close() ends it."""
+    """Starts its thread when made; close() ends it. `pressed` tells whether the system wants memory back; None: the
+    system is asked."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, pressed: Callable[[], bool] | None = None) -> None:
         self._config = config
+        self._pressed = pressed
+        self._upkeep: Any = None  # made with the host
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ids = itertools.count(1)
         self._replies = Replies()
@@ -164,6 +167,7 @@ class EngineService:
             elif self._switches:
                 self._switches.popleft()()
             self._unload_idle()
+            self._keep_up()
             self._refresh_stats(force=not self._working)
         self._replies.end_all(FinishReason.CANCELLED, "the engine was closed")
         if self._host is not None:
@@ -172,7 +176,7 @@ class EngineService:
     def _take_inbox(self, block: bool) -> None:
         try:
             while not self._closing:
-                action = self._inbox.get(block, self._idle_left())
+                action = self._inbox.get(block, self._idle_left() if block else None)
                 if action is not None:
                     action()
                 block = False
@@ -190,7 +194,21 @@ class EngineService:
         for request_id in self._replies.take(events):
             self._host.core.cancel(request_id)
 
+    def _keep_up(self) -> None:
+        if self._upkeep is not None:
+            try:
+                self._upkeep.turn(self._host.core, self._working)
+            except Exception as error:  # a step that was in flight failed
+                log.exception("a step failed")
+                self._host.core.fail(f"a step failed on the device: {error}", self._deliver)
+
     def _idle_left(self) -> float | None:
+        """Seconds until something is to be done although nothing is asked; None: as things are, never."""
+        core = self._host.core if self._host is not None else None
+        due = [self._unload_left(), self._upkeep.wait_s(core) if self._upkeep is not None else None]
+        return min((seconds for seconds in due if seconds is not None), default=None)
+
+    def _unload_left(self) -> float | None:
         """Seconds until the model is to be given up; None: never, as things are."""
         if self._config.idle_unload_s is None or self._info is None or self._busy:
             return None
@@ -199,7 +217,7 @@ class EngineService:
     def _unload_idle(self) -> None:
         if self._busy or self._switches:
             self._used_at = time.monotonic()
-        elif self._idle_left() == 0:
+        elif self._unload_left() == 0:
             assert self._info is not None
             log.info("%s gives its memory back: no request for %g s", self._info.name, self._config.idle_unload_s)
             self._unload()
@@ -218,8 +236,10 @@ class EngineService:
             before_mlx()
             import_mlx_lm()  # first and quietly: a plain import lowers the limit of open files for good
             from .host import ModelHost
+            from .upkeep import Upkeep
 
             self._host = ModelHost(self._config)
+            self._upkeep = Upkeep(self._pressed) if self._pressed else Upkeep()
 
         def told(progress: Any) -> None:
             self._loading = Loading(name, progress.label, progress.done_bytes, progress.total_bytes)

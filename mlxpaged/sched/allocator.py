@@ -62,6 +62,7 @@ class KVAllocator:
         self.share = share
         self._tips: dict[int, Prefix] = {}  # row -> the prefix of its published blocks
         self._most = [spec.ceiling for spec in groups]  # blocks per group that may be grown to now
+        self.held_back = False  # growing is not wanted just now
         self._short = [0] * len(groups)  # empty blocks that were missing since the last change of size
 
     # -- room --------------------------------------------------------------------------------------------------
@@ -125,9 +126,15 @@ class KVAllocator:
 
     def allow_growth(self, allowed: bool) -> None:
         """Whether pools may grow from now on, up to their ceilings."""
+        self.held_back = not allowed
         self._most = [spec.ceiling if allowed else 0 for spec in self.groups]
         if not allowed:
             self._short = [0] * len(self.pools)
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether a pool holds more blocks than it began with."""
+        return any(pool.num_blocks > spec.num_blocks for spec, pool in zip(self.groups, self.pools, strict=True))
 
     def shrink(self) -> tuple[int, ...]:
         """Give up cached and empty blocks at the ends of the pools, down to the sizes they began with where no row is

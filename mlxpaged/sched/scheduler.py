@@ -185,6 +185,9 @@ class Scheduler:
                 return False  # room is coming, once the step in flight is committed
             newest = max(self._rows.values(), key=lambda other: other.arrival)
             if len(self._rows) == 1:
+                if self.blocks.held_back:  # the last row may grow all the same: else its reply would end here
+                    self.blocks.allow_growth(True)
+                    continue
                 self._starve(live)
                 return False
             self._preempt(newest)
@@ -318,6 +321,8 @@ class Scheduler:
         newest = max(self._rows.values(), key=lambda live: live.arrival)
         if len(self._rows) > 1:
             self._preempt(newest)
+        elif self.blocks.held_back:
+            self.blocks.allow_growth(True)
         else:
             self._starve(newest)
         return self.schedule(budget)

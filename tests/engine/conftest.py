@@ -55,7 +55,8 @@ class TinyService:
     """A service whose `load` gives a tiny llama over single bytes."""
 
     def __init__(self, **engine: Any) -> None:
-        self.service = EngineService(EngineConfig(**({"num_blocks": 120, "max_rows": 8} | engine)))
+        pressed = engine.pop("pressed", None)
+        self.service = EngineService(EngineConfig(**({"num_blocks": 120, "max_rows": 8} | engine)), pressed)
         self.info = self.service.load("tiny").result(TIMEOUT_S)
 
     def ask(self, prompt: str | list[int], **sampling: Any) -> Asked:
