@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import MlxpagedError, Unreachable
+from ..errors import ConfigError, MlxpagedError, Unreachable
 from . import options
 from .exits import complain
 from .listing import age, columns
@@ -24,6 +24,8 @@ _STOP_S = 20.0
 _NONE = "no server of yours runs; `mlxpaged serve MODEL` or `mlxpaged chat` starts one"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON list.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Load nothing; say what it would take and whether it fits.")]
+EstimateJson = Annotated[bool, typer.Option("--json", help="The estimate as one JSON object.")]
 StopModel = Annotated[
     str | None, typer.Argument(metavar="[MODEL]", help="Unload this model only; without one the server ends.")
 ]
@@ -63,11 +65,30 @@ def stop(model: StopModel = None, url: options.Url = None, api_key: options.ApiK
     asyncio.run(_end())
 
 
-def load(model: options.ModelArgument, url: options.Url = None, api_key: options.ApiKey = None) -> None:
-    """Load a model into your server.
+def load(
+    model: options.ModelArgument,
+    estimate: Estimate = False,
+    as_json: EstimateJson = False,
+    url: options.Url = None,
+    api_key: options.ApiKey = None,
+    dtype: options.DtypeFlag = "auto",
+    ctx: options.ContextFlag = None,
+    max_num_seqs: options.MaxRows = 32,
+    step_budget: options.StepBudget = None,
+    memory_budget: options.MemoryBudget = None,
+) -> int:
+    """Load a model into your server, or say what it would take.
 
-    Where none runs, one is started in the background.
+    Where no server runs, one is started in the background. The flags that say how a model is held go with --estimate.
     """
+    if estimate:
+        from .estimate import show_estimate
+
+        config = options.engine_config(dtype, ctx, memory_budget, step_budget, max_rows=max_num_seqs)
+        return show_estimate(model, config, as_json)
+    if as_json:
+        raise ConfigError("--json goes with --estimate; add --estimate, or leave it out")
+
     import asyncio
 
     from ..chat.attach import attach
@@ -83,6 +104,7 @@ def load(model: options.ModelArgument, url: options.Url = None, api_key: options
             await attached.close()
 
     asyncio.run(work())
+    return 0
 
 
 async def _looked_at() -> list[dict[str, Any]]:

@@ -1,0 +1,51 @@
+"""`mlxpaged load MODEL --estimate`: the plan in words and as JSON, and its exit code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlxpaged.model import estimate as module
+from mlxpaged.model.memplan import Machine
+from tests.cli.conftest import Program
+
+pytestmark = pytest.mark.smollm2
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, smollm2_source: object) -> None:
+    monkeypatch.setattr(module, "machine", lambda: Machine(total=16 * 2**30, free=8 * 2**30))
+    monkeypatch.setattr("mlxpaged.model.sources.resolve", lambda name, *_, **__: smollm2_source)
+
+
+def test_it_says_what_a_model_takes_and_loads_nothing(program: Program) -> None:
+    done = program("load", "smollm2", "--estimate", "--dtype", "float32")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[:3] == [
+        "model        smollm2, served paged",
+        "limit        7.00 GiB, by the free memory",
+        "weights      0.50 GiB",
+    ]
+    assert "45.0 KiB a token, 2,048 blocks of 16 tokens at most, 256 to begin with" in done.out
+    assert "context      8,192 tokens of 8,192" in done.out and done.out.endswith("it fits\n")
+
+
+def test_json_has_every_number(program: Program) -> None:
+    done = program("load", "smollm2", "--estimate", "--json", "--dtype", "float32", "--memory-budget", "1GB")
+    plan = json.loads(done.out)
+    assert (plan["fits"], plan["served_by"], plan["refusal"]) == (True, "paged", None)
+    assert (plan["limit_bytes"], plan["limited_by"]) == (2**30, "--memory-budget")
+    assert plan["token_bytes"] == 30 * 2 * 3 * 64 * 4 and plan["weights_bytes"] == 538_060_032
+    spent = plan["weights_bytes"] + plan["chunk_bytes"] + plan["cache_bytes"] + plan["kv_bytes"]
+    assert spent == plan["limit_bytes"]
+
+
+def test_a_model_that_would_not_fit_is_exit_1_with_the_way_out(program: Program) -> None:
+    done = program("load", "smollm2", "--estimate", "--dtype", "float32", "--memory-budget", "512MB")
+    assert done.code == 1 and "raise --memory-budget to " in done.out.splitlines()[-1]
+
+
+def test_json_alone_is_a_wrong_flag(program: Program) -> None:
+    done = program("load", "smollm2", "--json")
+    assert (done.code, done.err) == (2, "mlxpaged: --json goes with --estimate; add --estimate, or leave it out\n")
