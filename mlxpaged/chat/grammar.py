@@ -16,8 +16,12 @@ from ..errors import BadParameter, MlxpagedError
 from ..model.tokenizer import Tokenizer
 
 MAX_SCHEMA_BYTES = 256 * 1024
+MAX_GRAMMAR_BYTES = 1024 * 1024
 MAX_SCHEMA_LEVELS = 800
 """Nesting, all referenced definitions together: the library walks a schema recursively on this thread's stack."""
+
+MAX_PATTERNS_AT_ONCE = 8
+"""Patterns that one text may have to match together: the library's work doubles with each, beyond its own limits."""
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -66,6 +70,8 @@ class Vocabulary:
 
     def compile(self, notation: str, param: str) -> CompiledGrammar:
         """Raises BadParameter with the library's reason where the grammar is none, or can say nothing."""
+        if len(notation) > MAX_GRAMMAR_BYTES:
+            raise BadParameter(f"{param} makes a grammar of {len(notation)} bytes; use fewer or smaller schemas", param)
         matcher = LLMatcher(self._raw, LLMatcher.grammar_from_lark(notation), log_level=0, limits=_LIMITS)
         trial = matcher.deep_copy()
         if not trial.is_error():
@@ -105,6 +111,11 @@ class ReplyGrammar:
 def schema_notation(schema: Mapping[str, Any], param: str, lenient: bool = False) -> str:
     """A rule's right side that says JSON of this schema. `lenient`: keywords the library does not know are ignored.
     Raises BadParameter for a schema over the limits."""
+    if (patterns := _patterns_at_once(schema)) > MAX_PATTERNS_AT_ONCE:
+        raise BadParameter(
+            f"{param} combines {patterns} patterns by allOf or beside $ref; combine at most {MAX_PATTERNS_AT_ONCE}",
+            param=param,
+        )
     levels = _levels(schema) + sum(_levels(_target(schema, ref)) for ref in set(_references(schema)))
     if levels > MAX_SCHEMA_LEVELS:
         raise BadParameter(
@@ -145,6 +156,21 @@ def _references(schema: Any) -> Iterator[str]:
     for item, _ in _walk(schema):
         if isinstance(item, Mapping) and isinstance(item.get("$ref"), str):
             yield item["$ref"]
+
+
+def _patterns_at_once(schema: Any) -> int:
+    """At least as many patterns as can meet in one text."""
+    patterns = branches = 0
+    for item, _ in _walk(schema):
+        if isinstance(item, Mapping):
+            has_pattern = "pattern" in item or "format" in item
+            patterns += has_pattern
+            branches += len(item["allOf"]) if isinstance(item.get("allOf"), list) else 0
+            branches += has_pattern and not _COMBINING.isdisjoint(item)
+    return min(patterns, branches)
+
+
+_COMBINING = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
 
 
 def _target(schema: Any, reference: str) -> Any:

@@ -63,6 +63,8 @@ class ChatTemplate:
             turns = tools_as_text(turns, conversation.tools)
         if self._short_ids:
             turns = [_with_short_ids(turn) for turn in turns]
+        if "message.thinking" in self.source:
+            turns = [_with_thinking(turn) for turn in turns]
         extra = dict(conversation.template_kwargs)
         if conversation.tools and self.takes_tools:
             extra["tools"] = [dict(tool) for tool in conversation.tools]
@@ -146,6 +148,13 @@ def _with_short_ids(turn: Turn) -> Turn:
     if "tool_calls" in turn:
         turn["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in turn["tool_calls"]]
     return turn
+
+
+def _with_thinking(turn: Turn) -> Turn:
+    """gpt-oss's template reads thinking under its own name, and refuses it beside content."""
+    if turn["content"] or "reasoning_content" not in turn:
+        return turn
+    return {**turn, "thinking": turn["reasoning_content"]}
 
 
 def _short_id(call_id: Any) -> str:

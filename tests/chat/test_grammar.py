@@ -145,6 +145,12 @@ def chained(length: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": steps | {f"d{length}": {"type": "integer"}}}
 
 
+def patterned(length: int) -> dict[str, Any]:
+    """Patterns that meet by references: matching them all at once took minutes."""
+    steps = {f"d{n}": {"pattern": f".{{{n}}}.*", "$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": steps | {f"d{length}": {"type": "string"}}}
+
+
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
@@ -161,10 +167,12 @@ def chained(length: int) -> dict[str, Any]:
         (nested(500), "nested"),
         (chained(300), "nested"),
         (chained(5000), "nested"),
+        ({"allOf": [{"pattern": f"[ab]*a[ab]{{{n}}}"} for n in range(30)]}, "combines 30 patterns"),
+        (patterned(40), "combines 40 patterns"),
         ({"enum": ["x" * 1000] * 300}, "bytes; send at most 262144"),
         ({"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(2)]} for i in range(16)]}, "too large"),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_a_schema_that_cannot_be_held_to_is_refused_with_the_reason(schema: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadParameter, match=f"^response_format .*{reason}") as refused:

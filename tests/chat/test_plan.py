@@ -108,7 +108,7 @@ async def answer(backend: LocalBackend, plan: ChatPlan) -> Read:
     return put_together(parts, finish)
 
 
-def ask(backend: LocalBackend, rules: ReplyRules, count: int = 3, **sampling: Any) -> list[Read]:
+def ask(backend: LocalBackend, rules: ReplyRules, count: int = 2, **sampling: Any) -> list[Read]:
     """Replies at temperature 1.5, at once."""
 
     async def work() -> list[Read]:

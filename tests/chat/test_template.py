@@ -215,3 +215,9 @@ def test_ids_of_calls_are_cut_to_nine_letters_where_the_template_demands_it() ->
     result = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
     text = render(source, user("hi"), assistant("", tool_calls=[CALL]), result)
     assert text[1:10].isalnum() and text == f"[{text[1:10]}]({text[1:10]})None"
+
+
+def test_thinking_of_a_call_reaches_a_template_that_names_it_so() -> None:
+    source = "{% for message in messages %}{{ message.thinking }}|{% endfor %}{{ tools }}"
+    called = assistant("", tool_calls=[CALL], reasoning_content="hm")
+    assert render(source, user("hi"), called, assistant("yes", reasoning_content="ah")) == "|hm||None"
