@@ -82,7 +82,7 @@ def held(child: str = CHILD) -> Iterator[Held]:
         try:
             yield Held(process)
         finally:
-            process.kill()
+            process.terminate()  # not kill: these children do not look whether their parent lives
 
 
 def test_a_child_gets_sockets_secret_and_share_and_the_parent_stays_light() -> None:
