@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,14 +29,16 @@ sys.path.insert(0, str(ROOT))
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 
 
-def serve_ours(num_tokens: int) -> None:
-    """Our server over a scripted engine that says one token a step."""
+def serve_ours(num_tokens: int, forget: bool) -> None:
+    """Our server over a scripted engine that says one token a step; with `forget` it keeps no record of requests."""
     from mlxpaged.chat.backend import LocalBackend
     from mlxpaged.server.lifecycle import serve
     from tests.scripted import ScriptedService, says
 
     script = says(*(f" word{number % 10}" for number in range(num_tokens)))
     service = ScriptedService(lambda *_: script, max_rows=1024)
+    if forget:
+        service.submitted = deque(maxlen=1)  # type: ignore[assignment]
     serve(LocalBackend(service, name="scripted"), "127.0.0.1", 0, None, _say)
 
 
@@ -102,7 +105,7 @@ class Started:
     """A server process and its CPU clock."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, __file__, *arguments]
+        command = [sys.executable, str(ROOT / "scripts" / "bench_server.py"), *arguments]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
         assert self._process.stdout
         self.url = self._process.stdout.readline().strip()
@@ -110,6 +113,9 @@ class Started:
     def cpu_s(self) -> float:
         times = psutil.Process(self._process.pid).cpu_times()
         return times.user + times.system
+
+    def memory_bytes(self) -> int:
+        return int(psutil.Process(self._process.pid).memory_info().rss)
 
     def close(self) -> None:
         self._process.kill()
@@ -158,10 +164,11 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--most", type=float, default=4.0)
     parser.add_argument("--serve-ours", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--forget", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--serve-bare", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve_ours:
-        serve_ours(given.tokens)
+        serve_ours(given.tokens, given.forget)
         return 0
     if given.serve_bare:
         serve_bare([piece.encode() for piece in json.loads(Path(given.serve_bare).read_text())])
