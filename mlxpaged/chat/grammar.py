@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance._tokenizer import TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ..errors import BadParameter, MlxpagedError
 from ..model.tokenizer import Tokenizer
@@ -134,8 +133,14 @@ def _quoted(text: str) -> str:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    text = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-    return text[:300] or "the grammar allows nothing"
+    """The library's words on one line, without our own notation around the schema."""
+    text = _EXCERPT.split(matcher.get_error().replace("<non-verbose/>", ""))[0]
+    text = _PLACE.sub("", " ".join(text.split()))[:300]
+    return "it allows no text at all" if text in {"", "NoExtension", "NoExtensionBias"} else text
+
+
+_EXCERPT = re.compile(r"^ *[0-9]+ \| ", re.MULTILINE)
+_PLACE = re.compile(r"^(at [0-9]+\([0-9]+\): )?(failed to compile JSON schema: |failed to parse \"%json\": )?")
 
 
 def _walk(value: Any) -> Iterator[tuple[Any, int]]:
