@@ -93,7 +93,7 @@ class _Gaps(Collector):
         self._sum += gap_s
 
     def collect(self) -> Iterator[Metric]:
-        bounds = [*map(str, _GAP_S), "+Inf"]
+        bounds = [*(str(float(bound)) for bound in _GAP_S), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         text = "Between a reply's tokens."
         yield HistogramMetricFamily("mlxpaged_inter_token_latency_seconds", text, buckets, sum_value=self._sum)
