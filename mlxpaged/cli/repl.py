@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import MlxpagedError, Unreachable
+from ..errors import MlxpagedError, Overloaded, Unreachable
 from ..sched.requests import FinishReason
 from .conversation import Conversation
 from .keyboard import Keyboard
@@ -256,8 +256,8 @@ class ChatLoop:
         messages = self._conversation.messages(exchange.resumed)
         try:
             exchange.reply = await self._opened.backend.start(messages, sampling)
-        except Unreachable:
-            self._begin_loading(self._opened.again)  # the server ended since: another one answers
+        except (Unreachable, Overloaded):  # the server ended or began anew since: wait for the one that answers now
+            self._begin_loading(self._opened.again)
             exchange.card = card = await self._model(exchange.view)
             exchange.reply = await self._opened.backend.start(messages, sampling)
         exchange.draft = self._draft(exchange.resumed, card.name)

@@ -23,6 +23,7 @@ from mlxpaged.chat.messages import Messages
 from mlxpaged.chat.servers import ServerRecord, new_secret, proof, proven, proves_itself, records, registered
 from mlxpaged.errors import ConfigError, ModelNotFound, Unreachable
 from mlxpaged.sched.requests import SamplingParams
+from tests.cli.conftest import kill_server
 
 SCRIPTED = Start(program=(sys.executable, "-m", "tests.cli.program"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for record in records():
         if record.pid != os.getpid():
-            os.kill(record.pid, signal.SIGKILL)
+            kill_server(record.pid)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mlxpaged.chat.servers import ServerRecord, records
 from mlxpaged.chat.sessions import Message
 from mlxpaged.chat.store import Store
-from tests.cli.conftest import Program, Terminal
+from tests.cli.conftest import Program, Terminal, kill_server
 from tests.cli.test_chat_terminal import CTRL_C, CTRL_D, ENTER, READY
 
 Open = Callable[..., Terminal]
@@ -33,7 +34,7 @@ def servers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("MLXPAGED_STATE", environment["MLXPAGED_STATE"])
     yield records
     for record in records():
-        os.kill(record.pid, signal.SIGKILL)
+        kill_server(record.pid)
 
 
 def talk(chat: Terminal, text: str, count: int = 1) -> str:
@@ -260,7 +261,7 @@ def test_a_server_that_ends_between_two_questions_is_started_again(
     chat = terminal("chat", "scripted", ATTACHES="1")
     talk(chat, "one")
     (server,) = servers()
-    os.kill(server.pid, signal.SIGKILL)
+    kill_server(server.pid)
     assert "You said: two" in talk(chat, "two", 2)
     (other,) = servers()
     assert other.pid != server.pid
@@ -273,7 +274,7 @@ def test_a_server_that_dies_in_mid_answer_keeps_what_came(
     chat.until(READY)
     chat.type("stall" + ENTER)
     chat.until("Once upon a time")
-    os.kill(servers()[0].pid, signal.SIGKILL)
+    kill_server(servers()[0].pid)
     chat.until("the reply broke off: the server")
     chat.until(READY)
     chat.type("/continue" + ENTER)
@@ -310,3 +311,15 @@ def test_an_address_nobody_listens_at(program: Program, environment: dict[str, s
     ended = program("chat", "--url", "http://127.0.0.1:9", stdin="x\n")
     assert ended.code == 4
     assert ended.err.startswith("mlxpaged: no server answers at http://127.0.0.1:9")
+
+
+def test_a_server_that_crashes_and_begins_anew_answers_the_next_question(
+    terminal: Open, servers: Callable[[], list[ServerRecord]]
+) -> None:
+    chat = terminal("chat", "scripted", ATTACHES="1")
+    talk(chat, "one")
+    (server,) = servers()
+    (serving,) = psutil.Process(server.pid).children()
+    serving.kill()
+    assert "You said: two" in talk(chat, "two", 2)
+    assert [one.pid for one in servers()] == [server.pid]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from mlxpaged.chat.servers import records
-from tests.cli.conftest import SCRIPTED, Program
+from tests.cli.conftest import SCRIPTED, Program, kill_server
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +17,7 @@ def no_server_left(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("MLXPAGED_STATE", environment["MLXPAGED_STATE"])
     yield
     for record in records():
-        os.kill(record.pid, signal.SIGKILL)
+        kill_server(record.pid)
 
 
 def test_a_server_is_loaded_listed_and_stopped(process: Program) -> None:
