@@ -95,6 +95,11 @@ def _make(path: Path) -> None:
 
 
 def _connected(path: Path) -> sqlite3.Connection:
+    if not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+        # SQLite wants to make its -wal file even to read; here nobody writes, so it can read the file as it is.
+        still = sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True, isolation_level=None, check_same_thread=False)
+        _settle(still)
+        return still
     connection = sqlite3.connect(path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

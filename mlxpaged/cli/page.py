@@ -4,7 +4,9 @@ in a terminal, plain text elsewhere."""
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -119,13 +121,22 @@ class Page:
         self._print(text if not self.quiet else f"mlxpaged: {text}")
 
     def _print(self, text: str) -> None:
-        text = neutralise(text)
+        text = _wrapped(neutralise(text)) if sys.stderr.isatty() else neutralise(text)
         print(f"\x1b[2m{text}\x1b[0m" if self._dim else text, file=sys.stderr, flush=True)
 
     def gap(self) -> None:
         """A blank line between turns, where a person reads them."""
         if not self.quiet:
             print(file=sys.stderr, flush=True)
+
+
+def _wrapped(text: str) -> str:
+    """Lines too long for the terminal, broken between words; the others as they are."""
+    width = max(20, shutil.get_terminal_size().columns - 1)
+    return "\n".join(
+        line if len(line) <= width else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
+        for line in text.split("\n")
+    )
 
 
 def figures(usage: Usage, timing: Timing | None, context_len: int | None) -> str:

@@ -44,6 +44,7 @@ class _Exchange:
     asked: bool = True  # the question was put just now; not, when an earlier one is answered anew
     resumed: bool = False
     text: str = ""
+    num_tokens: int = 0
     last: Delta | None = None
     interrupts: int = 0
 
@@ -263,6 +264,7 @@ class ChatLoop:
         exchange.draft = self._draft(exchange.resumed, card.name)
         async for delta in exchange.reply:
             exchange.last = delta
+            exchange.num_tokens += len(delta.token_ids)
             if delta.text:
                 exchange.text += delta.text
                 exchange.draft.feed(delta.text)
@@ -303,7 +305,8 @@ class ChatLoop:
             if context_len and used > _NEARLY_FULL * context_len:
                 self._page.say(f"The context is {used / context_len:.0%} full; /new starts afresh.")
         elif finish is FinishReason.CANCELLED:
-            self._page.say("Stopped; what is there stays in the conversation.")
+            count = f" after {exchange.num_tokens:,} tokens" if exchange.num_tokens else ""
+            self._page.say(f"Stopped{count}; what is there stays in the conversation.")
 
 
 class _Interrupts:

@@ -323,6 +323,22 @@ def test_a_file_damaged_in_the_middle_says_so_and_the_open_session_stays(store: 
     assert [text for _, text, _ in said(again, fresh.id)] == ["Hello", "Hi"]
 
 
+@pytest.mark.skipif(os.getuid() == 0, reason="needs a user whom permissions bind: root writes everywhere")
+def test_a_folder_that_cannot_be_written_can_be_read(store: Store, path: Path) -> None:
+    exchange(store, store.create().id, "Hello", "Hi")
+    store.close()
+    path.parent.chmod(0o500)
+    try:
+        again = Store(path)
+        (session,) = again.sessions()
+        assert again.problem is None and "Hi" in again.export(session.id)
+        exchange(again, session.id, "More", "Yes")
+        assert "MLXPAGED_DATA names another folder" in (again.problem or "")
+        assert "Yes" in again.export(session.id)
+    finally:
+        path.parent.chmod(0o700)
+
+
 def test_a_file_of_a_newer_schema_is_left_alone(path: Path) -> None:
     Store(path).close()
     file = sqlite3.connect(path)
