@@ -22,8 +22,8 @@ from mlxpaged.errors import EngineError, UnsupportedModel
 from mlxpaged.model.kvspec import probe
 from mlxpaged.model.loader import LoadedModel
 from mlxpaged.model.seam import install_attention, remove_attention
+from mlxpaged.sched.events import EndEvent, Event, TokenEvent
 from mlxpaged.sched.requests import Request, SamplingParams
-from mlxpaged.sched.scheduler import EndEvent, Event, TokenEvent
 from mlxpaged.sched.table import blocks_for
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from ..model.runner import PendingStep, Runner
 from ..sched.budget import StepBudget
+from ..sched.events import Event
 from ..sched.requests import Request, StepPlan
-from ..sched.scheduler import Event, Scheduler
+from ..sched.scheduler import Scheduler
 
 Deliver = Callable[[list[Event]], None]
 Resize = Callable[[Sequence[int]], Sequence[int]]

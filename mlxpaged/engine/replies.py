@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..model.tokenizer import Tokenizer
+from ..sched.events import EndEvent, Event, PromptEvent, TokenEvent
 from ..sched.requests import FinishReason, Request
-from ..sched.scheduler import EndEvent, Event, PromptEvent, TokenEvent
 from .events import Delta, Progress, Sink, Timing, Usage
 from .text import Piece, TextStream
 

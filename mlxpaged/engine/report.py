@@ -16,8 +16,8 @@ from ..model.kvspec import KVSpec, NotPaged, probe
 from ..model.loader import LoadedModel
 from ..model.measure import Arrivals, KernelLab
 from ..model.startup import Startup
+from ..sched.events import EndEvent, Event, TokenEvent
 from ..sched.requests import Request, SamplingParams
-from ..sched.scheduler import EndEvent, Event, TokenEvent
 from ..sched.table import blocks_for
 from .build import build
 from .core import EngineCore

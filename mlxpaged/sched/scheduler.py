@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import InvariantError, Overloaded, PromptTooLong
 from .allocator import GroupSpec, KVAllocator
+from .events import EndEvent, Event, PromptEvent, TokenEvent
+from .prompts import PromptPlanner
 from .queue import Live, PromptQueue
 from .requests import BlockCopy, Chunk, FinishReason, Request, StepPlan, StepResult, TokenLogprob
 from .table import BLOCK_SIZE, RequestTable
@@ -23,44 +24,9 @@ from .table import BLOCK_SIZE, RequestTable
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """A sampled id reached the host. `finish` ends the request."""
-
-    request_id: int
-    token_id: int
-    logprob: TokenLogprob | None
-    finish: FinishReason | None
-    cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PromptEvent:
-    """So many of a prompt's tokens have their KV now; `logprobs` are those of the next ids of the prompt, where asked
-    for: together they run parallel to the prompt from its second id on."""
-
-    request_id: int
-    computed: int
-    total: int
-    cached: int
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EndEvent:
-    """A request ended without a token of its own: memory ran out, or its step failed."""
-
-    request_id: int
-    finish: FinishReason
-    error: str | None = None
-
-
-Event = TokenEvent | PromptEvent | EndEvent
-
-
 class Scheduler:
-    """Plans mixed steps of at most `step_budget` tokens: every row that can decode, then prompt chunks. Logits of at
-    most `score_budget` prompt tokens a step are asked for: they are as wide as the vocabulary.
+    """Plans mixed steps of at most `step_budget` tokens: every row that can decode, then prompt chunks. `score_budget`:
+    prompt tokens a step whose logits may be asked for.
 
     A row's last known id is always a decode entry; it joins the step of the row's final chunk. The same rule covers
     a full prefix hit, a one-token prompt and a resumed reply.
@@ -81,10 +47,12 @@ class Scheduler:
         self.queue = PromptQueue(step_budget)
         self.step_budget = step_budget
         self.max_queue = max_queue
-        self.score_budget = score_budget
-        self.steps = self.preemptions = self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
+        self.steps = self.preemptions = self.generated_tokens = 0
         self._live: dict[int, Live] = {}  # by request id
         self._rows: dict[int, Live] = {}  # by row
+        self._prompts = PromptPlanner(
+            table, self.blocks, self.queue, self._rows, step_budget=step_budget, score_budget=score_budget
+        )
         self._events: list[Event] = []
         self._unfinished: list[StepPlan] = []
         self._arrivals = 0
@@ -95,6 +63,16 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing waits, runs or is in flight."""
         return not self._live and not self._unfinished
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts admitted so far."""
+        return self._prompts.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Those of them whose KV was found."""
+        return self._prompts.cached_tokens
 
     @property
     def max_prompt(self) -> int:
@@ -127,7 +105,7 @@ class Scheduler:
         live = self._live.pop(request_id, None)
         if live is None:
             return False
-        self.queue.worked(self._left(live))  # nobody waits for this work any more
+        self.queue.worked(self._prompts.left(live))  # nobody waits for this work any more
         if live.row is None:
             self.queue.waiting.remove(live)
         else:
@@ -153,13 +131,11 @@ class Scheduler:
         `budget`, asked whether replies run, gives the step's tokens, at most `step_budget`."""
         decode = self._decode_rows()
         tokens = self.step_budget if budget is None else min(self.step_budget, budget(bool(decode)))
-        chunks: list[Chunk] = []
-        copies: list[BlockCopy] = []
-        joined = self._plan_prompts(max(tokens - len(decode), BLOCK_SIZE), chunks, copies)
-        decode += joined
-        if not decode and not chunks:
+        prompts = self._prompts.plan(max(tokens - len(decode), BLOCK_SIZE))
+        decode += prompts.joined
+        if not decode and not prompts.chunks:
             return self._unstick(budget)
-        return self._launch(decode, tuple(chunks), tuple(copies))
+        return self._launch(decode, prompts.chunks, prompts.copies)
 
     def _decode_rows(self) -> list[int]:
         """Rows with one known id left to compute, and a block for it; the newest give way when there is no room."""
@@ -211,107 +187,6 @@ class Scheduler:
         )
         self._events.append(EndEvent(live.request.request_id, FinishReason.LENGTH))
         self._finish(live)
-
-    def _plan_prompts(self, budget: int, chunks: list[Chunk], copies: list[BlockCopy]) -> list[int]:
-        """Fill `budget` tokens with prompt work; returns the rows whose last known id joins the decode entries."""
-        joined: list[int] = []
-        candidates = [live for live in self._rows.values() if self._left(live) > 0 and live.leaving is None]
-        candidates += self.queue.waiting
-        candidates.sort(key=lambda live: self.queue.rank(live, self._left(live)))
-        admitting = True
-        for live in candidates:
-            if budget <= 0:
-                break
-            if live.row is None:
-                if not admitting or self._is_being_computed(live):
-                    continue
-                admitting = self._admit(live, copies)
-                if not admitting:
-                    continue
-            scored = sum(chunk.length for chunk in chunks if chunk.logprobs is not None)
-            room = budget if live.to_score is None else min(budget, self.score_budget - scored)
-            used, joins = self._plan_prompt(live, room, chunks)
-            budget -= used
-            if joins:
-                assert live.row is not None
-                joined.append(live.row)
-        return joined
-
-    def _left(self, live: Live) -> int:
-        """Known ids still to compute before the last one."""
-        if live.row is None:
-            return len(live.ids) - 1
-        return int(self.table.total[live.row] - 1 - self.table.scheduled[live.row])
-
-    def _plan_prompt(self, live: Live, budget: int, chunks: list[Chunk]) -> tuple[int, bool]:
-        """One row's share of a step: (tokens used, whether its last id joins)."""
-        table, row = self.table, live.row
-        assert row is not None
-        start, left = int(table.scheduled[row]), self._left(live)
-        length, joins = min(left, budget), left <= budget
-        if not self.blocks.extend(row, start + length + joins):
-            joins = False
-            room = self.blocks.room() + int(table.num_blocks[:, row].min())
-            length = min(length, room * BLOCK_SIZE - start)
-            if length <= 0 or not self.blocks.extend(row, start + length):
-                return 0, False
-        if length:
-            chunks.append(Chunk(row, start, length, live.to_score))
-            table.scheduled[row] += length
-            self.queue.worked(length)
-        return length + joins, joins
-
-    def _is_being_computed(self, live: Live) -> bool:
-        """Whether a running row will soon publish the next block this prompt lacks: then it is worth the wait."""
-        if not self.blocks.share or live.to_score is not None:
-            return False
-        table = self.table
-        known = len(self.blocks.tree.walk(live.ids[:-1], live.salt)) * BLOCK_SIZE
-        end = known + BLOCK_SIZE
-        if end > len(live.ids) - 1:
-            return False
-        for row, other in self._rows.items():
-            soon = table.computed[row] < end <= table.length[row] and other.leaving is None and other.salt == live.salt
-            if soon and np.array_equal(table.token_ids[row, :end], live.ids[:end]):
-                return True
-        return False
-
-    def _admit(self, live: Live, copies: list[BlockCopy]) -> bool:
-        """Give a waiting request a row and the blocks that are known already, if its whole prompt will find room
-        beside those already admitted."""
-        table, blocks = self.table, self.blocks
-        if table.num_free_rows == 0:
-            return False
-        known = live.ids[:-1] if live.to_score is None else live.ids[:0]  # logits need every token computed
-        match = blocks.match(known, live.salt)
-        need = blocks.peak(len(live.ids) + 1, match.tip.depth, self.step_budget)
-        for other in self._rows.values():
-            if self._left(other) > 0:
-                held = int(table.num_blocks[:, other.row].max())
-                more = blocks.peak(int(table.total[other.row]) + 1, held, self.step_budget)
-                need = [mine + theirs for mine, theirs in zip(need, more, strict=True)]
-        alone = not self._rows
-        if not blocks.fits(need) and not (alone and blocks.fits([1] * len(need))):
-            blocks.unmatch(match)
-            return False
-        self._seat(live, match.num_tokens)
-        assert live.row is not None
-        copies += blocks.adopt(live.row, match)
-        self.queue.waiting.remove(live)
-        return True
-
-    def _seat(self, live: Live, cached: int) -> None:
-        request, table = live.request, self.table
-        most = request.sampling.max_tokens
-        # Even a reply of no tokens has its one decode entry: what that samples is dropped.
-        limit = table.context_len if most is None else min(table.context_len, len(request.prompt) + max(most, 1))
-        live.row = table.assign(request, live.ids, live.arrival, limit)
-        self._rows[live.row] = live
-        self.queue.worked(cached)
-        if live.cached_tokens is None:
-            live.cached_tokens = cached
-            self.cached_tokens += cached
-            self.prompt_tokens += len(request.prompt)
 
     def _unstick(self, budget: Callable[[bool], int] | None) -> StepPlan | None:
         """Nothing could be planned. With no step in flight and no growth to come that means prompts hold the pool

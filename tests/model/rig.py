@@ -12,8 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlxpaged.config import EngineConfig
 from mlxpaged.engine.build import Built, build
 from mlxpaged.model.loader import LoadedModel
+from mlxpaged.sched.events import EndEvent, Event, PromptEvent, TokenEvent
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams
-from mlxpaged.sched.scheduler import EndEvent, Event, PromptEvent, TokenEvent
 
 CLOSE_LOGITS = 1e-3
 

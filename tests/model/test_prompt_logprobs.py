@@ -83,7 +83,7 @@ def test_a_prompt_that_is_preempted_midway_is_scored_once(llama) -> None:
 def test_the_logits_of_one_step_stay_within_their_budget(llama) -> None:
     model, config = llama
     rig = Rig(model, config, step_budget=64)
-    rig.core.scheduler.score_budget = 5
+    rig.core.scheduler._prompts._score_budget = 5
     for index, ids in enumerate(prompts(64)[:4]):
         rig.add(index, ids, 0, prompt_logprobs=0)
     while not rig.core.idle:

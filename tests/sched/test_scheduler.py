@@ -7,8 +7,9 @@ import pytest
 
 from mlxpaged.errors import Overloaded
 from mlxpaged.sched.allocator import GroupSpec
+from mlxpaged.sched.events import TokenEvent
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams
-from mlxpaged.sched.scheduler import Scheduler, TokenEvent
+from mlxpaged.sched.scheduler import Scheduler
 from mlxpaged.sched.table import RequestTable
 
 from .test_scheduler_properties import Rig

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from mlxpaged.errors import MlxpagedError
 from mlxpaged.sched.allocator import GroupSpec
+from mlxpaged.sched.events import EndEvent, TokenEvent
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams, StepPlan, StepResult
-from mlxpaged.sched.scheduler import EndEvent, Scheduler, TokenEvent
+from mlxpaged.sched.scheduler import Scheduler
 from mlxpaged.sched.table import BLOCK_SIZE, RequestTable
 
 VOCAB = 5  # few ids, so that random prompts share prefixes
