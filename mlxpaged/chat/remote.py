@@ -126,7 +126,7 @@ async def _pump(response: httpx.Response, reply: Reply) -> None:
                     final = delta
     except asyncio.CancelledError:
         final = Delta(finish=FinishReason.CANCELLED)
-    except (httpx.TransportError, msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+    except (httpx.TransportError, msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError) as error:
         final = Delta(finish=FinishReason.ERROR, error=f"the server's stream broke: {type(error).__name__}")
     finally:
         reply.take(final)

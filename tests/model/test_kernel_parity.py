@@ -8,13 +8,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxpaged.model import serving
+from mlxpaged.model import compiled, serving
 from mlxpaged.model.kernelpool import KernelPool
 from mlxpaged.model.kvspec import KVSpec
 
 from ..emulator import FORWARD, EmulatorLauncher, require_tools
 from .families import tiny_model
 from .rig import Rig, Stock, assert_equal_to_stock
+from .test_prompt_logprobs import assert_equal as assert_scored
+from .test_prompt_logprobs import stock_logprobs
 
 NEW = 6
 FAMILIES = ("llama", "gpt_oss", "gemma3_text")  # plain; sinks and a window; a window and wide heads
@@ -85,3 +87,47 @@ def test_the_pools_arrays_are_never_replaced(monkeypatch) -> None:
     rig.run()
     mx.synchronize()
     assert [np.array(keys, copy=False).ctypes.data for keys, _ in made[0]._pools] == addresses
+
+
+def test_prompt_logprobs_over_the_kernels_equal_stocks() -> None:
+    """Rows of the logits are picked from chunks as well as from decode entries, in one step."""
+    model, config = tiny_model("gpt_oss")
+    cases = [ids for ids in prompts() if len(ids) > 1]
+    expected = [stock_logprobs(model, ids) for ids in cases]
+    rig = Rig(model, config, step_budget=20, num_blocks=40)
+    for index, ids in enumerate(cases):
+        rig.add(index, ids, 2, prompt_logprobs=2 if index else 0)
+    rig.run()
+    for index, ids in enumerate(cases):
+        assert_scored(rig.prompt_logprobs[index], ids, expected[index], 2 if index else 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch) -> None:
+    """As on CUDA: prefill lengths in multiples, decode steps through graphs whose buckets hold empty rows. The
+    emulator is eager, so a graph is traced anew at each step instead of being compiled."""
+
+    def pool(spec: KVSpec, num_blocks: Sequence[int], path: object) -> KernelPool:
+        return KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,)), round_chunks=24)
+
+    traced: list[int] = []
+
+    def trace_only(function):
+        def call(*arrays):
+            traced.append(len(arrays))
+            return function(*arrays)
+
+        return call
+
+    monkeypatch.setattr(serving, "make_pool", pool)
+    monkeypatch.setattr(serving, "_ways", lambda path, config: {"compiled": True, "dense_above": None})
+    monkeypatch.setattr(mx, "compile", trace_only)
+    monkeypatch.setattr(compiled, "BUCKETS", (3, 5, 16))  # one row and four rows need filling
+    model, config = tiny_model(name)
+    stock, rig = Stock(model), Rig(model, config, num_blocks=40, step_budget=64)
+    for index, prompt in enumerate(prompts()):
+        rig.add(index, prompt, NEW + index)
+    replies = rig.run()
+    assert traced
+    for index, prompt in enumerate(prompts()):
+        assert_equal_to_stock(replies[index], stock.reply(prompt, NEW + index), f"{name} rounded prompt {index}")

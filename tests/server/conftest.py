@@ -17,6 +17,18 @@ from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService
 
 
+STOPPING: list[threading.Thread] = []
+"""Servers on their way out, which takes uvicorn a tenth of a second each; they are waited for together."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_server_ends() -> Iterator[None]:
+    yield
+    for thread in STOPPING:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
 @dataclass(frozen=True)
 class Running:
     """A server that answers at `url`; `http` is a client of it without any of an SDK's manners."""
@@ -43,15 +55,12 @@ def running_server(
     thread = threading.Thread(target=server.run_until_stopped, args=(sockets,))
     thread.start()  # the sockets listen already: a client that connects now only waits
     try:
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=20, trust_env=False, verify=False) as http:
             yield Running(url, service, http, server, thread)
     finally:
         server.stop()
-        if thread.is_alive():
-            service.close()
-        thread.join(20)
         service.close()
-        assert not thread.is_alive()
+        STOPPING.append(thread)
 
 
 Serve = Callable[..., Running]

@@ -7,7 +7,8 @@ from starlette.testclient import TestClient
 
 from mlxpaged.chat.backend import LocalBackend
 from mlxpaged.chat.servers import new_secret, proof
-from mlxpaged.server.options import ServerOptions, create_app
+from mlxpaged.server.app import create_app
+from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService
 
 NONCE = "5e" * 32

@@ -11,7 +11,7 @@ from tests.scripted import ScriptedService, says
 from tests.server.conftest import Running, Serve
 
 BODY = {"messages": [{"role": "user", "content": "hi"}]}
-ASKED = 100
+ASKED = 60
 """Requests in each of the two rounds; scripts/soak_server.py sends 10,000."""
 
 
