@@ -16,7 +16,6 @@ from mlxpaged.server.listening import listen, url_of
 from mlxpaged.server.options import ServerOptions
 from tests.scripted import ScriptedService
 
-
 STOPPING: list[threading.Thread] = []
 """Servers on their way out, which takes uvicorn a tenth of a second each; they are waited for together."""
 
