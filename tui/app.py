@@ -6,13 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Container
 from contextlib import suppress
+from enum import Enum
 from typing import ClassVar
 
+from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App
 
 from .. import paths
 from ..chat.store import Store
-from ..errors import MlxpagedError
+from ..errors import ConfigError, MlxpagedError
 from .chat_screen import ChatScreen
 from .commands import PaletteCommands
 from .themes import NIGHT, THEMES
@@ -41,6 +43,7 @@ class TuiApp(App[None]):
         params: dict[str, float] | None = None,
     ) -> None:
         super().__init__()
+        _teach_alt_keys()
         self.tracker = Tracker(store, connect, self._changed)
         self.rescued: str | None = None
         """A file that took what could not be saved; known once the app has ended."""
@@ -49,6 +52,8 @@ class TuiApp(App[None]):
         self._system, self._params = system, params
         for one in THEMES:
             self.register_theme(one)
+        if theme and theme not in self.available_themes:
+            raise ConfigError(f"--theme is {theme!r}; it must be one of {', '.join(sorted(self.available_themes))}")
         self._asked_theme = theme
 
     async def on_mount(self) -> None:
@@ -75,6 +80,19 @@ class TuiApp(App[None]):
     def _changed(self, session_id: str, change: Change) -> None:
         if self._chat:
             self._chat.changed(session_id, change)
+
+
+class _AltKeys(Enum):
+    ENTER = "alt+enter"
+
+
+def _teach_alt_keys() -> None:
+    """Textual reads Escape and a digit as the sign that Option and the digit type on a US Mac keyboard, "™" for Alt+2,
+    and Escape and Enter as Enter. Here both are keys with Alt; a typed "™" stays a sign, for it comes alone."""
+    table: dict[str, object] = ANSI_SEQUENCES_KEYS  # type: ignore[assignment]
+    for digit in "123456789":
+        table.pop(f"\x1b{digit}", None)
+    table["\x1b\r"] = (_AltKeys.ENTER,)
 
 
 def _remembered_theme(known: Container[str]) -> str:

@@ -285,19 +285,19 @@ class ChatScreen(Deeds, Screen[None]):
         if is_command(text):
             found = command_of(text)
             if found is None:
+                self.prompt.give_back(text)
                 self.tell(f"there is no {text.split()[0]}; /help lists the commands, // sends such a text", severe=True)
                 return
-            self.prompt.put("")
             self.do(*found)
             return
         if self.talk.phase.is_live:
+            self.prompt.give_back(text)
             self.tell("this session is still answering; Esc stops it, Ctrl+N opens another")
             return
         self.attempt(self._send(unescaped(text), self.editing))
 
     async def _send(self, text: str, editing: str | None) -> None:
         session_id = self.chosen
-        self.prompt.put("")
         self.editing = None
         try:
             if editing:
@@ -305,8 +305,10 @@ class ChatScreen(Deeds, Screen[None]):
             else:
                 await self.tracker.send(session_id, text)
         except MlxpagedError:
-            if session_id == self.chosen and not self.prompt.text:
-                self.prompt.put(text)
+            if session_id == self.chosen:
+                self.prompt.give_back(text)
+            else:
+                self._drafts[session_id] = text
             raise
         self.prompt.remember([turn.text for turn in self.talk.turns or [] if turn.role == "user"])
         self.transcript.action_follow()

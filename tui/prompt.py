@@ -55,6 +55,10 @@ class Prompt(TextArea):
         self.load_text(text)
         self.move_cursor(self.document.end)
 
+    def give_back(self, text: str) -> None:
+        """Puts a text that was not taken back in front of what was written since."""
+        self.put(f"{text}\n{self.text}" if self.text else text)
+
     def remember(self, texts: list[str]) -> None:
         """What Up brings back, the newest last."""
         self._sent, self._recalled = texts, None
@@ -109,7 +113,9 @@ class Prompt(TextArea):
         if self.document.get_line(row)[:column].endswith("\\"):
             self.replace("\n", (row, column - 1), (row, column))
         elif self.text.strip():
-            self.post_message(Send(self.written))
+            text = self.written
+            self.put("")  # at once: the next key may already be waiting
+            self.post_message(Send(text))
 
     def action_leave(self) -> None:
         """Ctrl+D: leaves when nothing is written, else deletes to the right."""

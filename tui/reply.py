@@ -7,6 +7,7 @@ import asyncio
 from typing import TypeVar
 
 from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.widget import Widget
@@ -24,8 +25,16 @@ W = TypeVar("W", bound=Widget)
 
 
 def _parser() -> MarkdownIt:
-    """HTML is text here: a reply about <div> must show it."""
-    return MarkdownIt("gfm-like", {"html": False})
+    """HTML is text here: a reply about <div> must show it. A line break is one, as models mean it in verse."""
+    parser = MarkdownIt("gfm-like", {"html": False})
+    parser.core.ruler.push("line_breaks", _keep_line_breaks)
+    return parser
+
+
+def _keep_line_breaks(state: StateCore) -> None:
+    for child in (child for token in state.tokens for child in token.children or ()):
+        if child.type == "softbreak":
+            child.type = "hardbreak"
 
 
 class Passage(Markdown):

@@ -329,10 +329,7 @@ class Tracker:
         """From the request to the end of the reply, whatever that is."""
         last = Delta(finish=FinishReason.CANCELLED)
         try:
-            engine = await self.ready()
-            messages, sampling = _prompt(talk, turn, goes_on), _sampling(engine.card, talk)
-            reply = await engine.backend.start(messages, sampling)
-            self._replies[talk.id] = reply
+            self._replies[talk.id] = reply = await self._started(talk, _prompt(talk, turn, goes_on))
             self._turn_to(talk, Phase.QUEUED)
             last = await self._read(talk, turn, draft, reply)
         except asyncio.CancelledError:
@@ -346,26 +343,39 @@ class Tracker:
             self._replies.pop(talk.id, None)
         await self._end(talk, turn, draft, last)
 
+    async def _started(self, talk: Talk, messages: Messages) -> Reply:
+        """The reply on its way; a server that went away meanwhile is looked for, or started, once more."""
+        engine = await self.ready()
+        try:
+            return await engine.backend.start(messages, _sampling(engine.card, talk))
+        except Unreachable:
+            await self.lost()
+        engine = await self.ready()
+        return await engine.backend.start(messages, _sampling(engine.card, talk))
+
     async def _read(self, talk: Talk, turn: Turn, draft: ReplyDraft, reply: Reply) -> Delta:
-        saved, save_at = len(turn.text), self._clock() + CHECKPOINT_S
         last = Delta(finish=FinishReason.CANCELLED)
-        async for delta in reply:
-            last = delta
-            if delta.progress and not talk.num_tokens:
-                talk.progress = delta.progress
-                self._turn_to(talk, Phase.READING if delta.progress.computed else Phase.QUEUED)
-            if delta.token_ids:
-                talk.num_tokens += len(delta.token_ids)
-                talk.rate.add(self._clock(), len(delta.token_ids))
-                self._turn_to(talk, Phase.WRITING)
-            if delta.text:
-                turn.text += delta.text
-                self._changed(talk.id, Change.TEXT)
-            if self._clock() >= save_at and len(turn.text) > saved:
-                await asyncio.to_thread(draft.feed, turn.text[saved:])
-                saved, save_at = len(turn.text), self._clock() + CHECKPOINT_S
-        draft.feed(turn.text[saved:])
+        saving = asyncio.create_task(_checkpoints(turn, draft))
+        try:
+            async for delta in reply:
+                last = delta
+                self._take(talk, turn, delta)
+        finally:
+            saving.cancel()
+            await asyncio.wait([saving])
         return last
+
+    def _take(self, talk: Talk, turn: Turn, delta: Delta) -> None:
+        if delta.progress and not talk.num_tokens:
+            talk.progress = delta.progress
+            self._turn_to(talk, Phase.READING if delta.progress.computed else Phase.QUEUED)
+        if delta.token_ids:
+            talk.num_tokens += len(delta.token_ids)
+            talk.rate.add(self._clock(), len(delta.token_ids))
+            self._turn_to(talk, Phase.WRITING)
+        if delta.text:
+            turn.text += delta.text
+            self._changed(talk.id, Change.TEXT)
 
     async def _end(self, talk: Talk, turn: Turn, draft: ReplyDraft, last: Delta) -> None:
         """Keeps the reply as it is; one that never began says why in its place."""
@@ -374,6 +384,7 @@ class Tracker:
             state, turn.error = "error", last.error or "the reply broke off"
         elif last.finish is FinishReason.CANCELLED:
             state = "stopped"
+        await asyncio.to_thread(draft.feed, turn.text[len(draft.text) :])
         turn.state, turn.usage, turn.timing = state, last.usage, last.timing
         turn.finish = str(last.finish) if last.finish else None
         await asyncio.to_thread(draft.finish, state, last.usage, last.timing, turn.error)
@@ -412,6 +423,20 @@ class Tracker:
         talk.turns = turns[:count]
         talk.phase = _phase_after(talk)
         self._changed(talk.id, Change.TURNS | Change.PHASE)
+
+
+async def _checkpoints(turn: Turn, draft: ReplyDraft) -> None:
+    """Puts what came of a reply on disk every second, also while nothing comes."""
+    while True:
+        await asyncio.sleep(CHECKPOINT_S)
+        more = turn.text[len(draft.text) :]
+        if more:
+            feeding = asyncio.ensure_future(asyncio.to_thread(draft.feed, more))
+            try:
+                await asyncio.shield(feeding)
+            except asyncio.CancelledError:  # a thread cannot be stopped half-way
+                await feeding
+                raise
 
 
 def _talk_of(saved: Session) -> Talk:

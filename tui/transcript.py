@@ -208,7 +208,7 @@ class TurnView(Vertical):
         turn = self._turn
         open_ = turn.state == "streaming"
         if isinstance(self._body, ReplyBody) and self._shown != (len(turn.text), turn.state):
-            if open_ and self._body.is_finished:  # a reply that broke off goes on
+            if self._body.is_finished:  # a reply that broke off went on
                 old, self._body = self._body, ReplyBody()
                 await self.mount(self._body, before=old)
                 await old.remove()

@@ -61,6 +61,9 @@ class OpenedLocally:
         await asyncio.wrap_future(self._service.load(model, self._on_progress))
         return (await self.backend.models())[0]
 
+    async def close(self) -> None:
+        """Nothing: the engine is closed by whoever started it."""
+
 
 class OpenedAttached:
     """A backend over a server: the one at `url`, else this user's own, else one that is started in the background.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,7 @@ from .progress import LoadProgress
 
 if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
-    from .compose import OpenedAttached
+    from .compose import Opened
 
 LOOK_S = 0.25
 """How often the progress of a fetch or a load is looked at."""
@@ -81,7 +80,7 @@ def tui(
 class Link:
     """The app's tie to a server, made by the first `ready`."""
 
-    def __init__(self, opened: OpenedAttached, progress: LoadProgress) -> None:
+    def __init__(self, opened: Opened, progress: LoadProgress) -> None:
         self._opened = opened
         self._progress = progress
 
@@ -97,6 +96,8 @@ class Link:
 
     async def ready(self, on_status: Callable[[str], None]) -> ModelCard:
         """Waits until the model can answer, saying meanwhile how far it is."""
+        import asyncio
+
         waiting = asyncio.ensure_future(self._opened.ready())
         try:
             while not waiting.done():

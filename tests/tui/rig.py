@@ -75,13 +75,11 @@ class Rig:
         await self.pilot.pause()
 
     async def send(self, text: str) -> None:
-        """Types and sends; returns once the engine has the request, or the turn has ended in an error."""
+        """Types and sends; returns once the engine has the request."""
         before = len(self.service.submitted)
         await self.type(text)
         await self.pilot.press("enter")
-        await self.until(
-            lambda: len(self.service.submitted) > before or (not self.talk.phase.is_live and self.talk.turns)
-        )
+        await self.until(lambda: len(self.service.submitted) > before)
 
     async def until(self, holds: Callable[[], object], steps: int = 400) -> None:
         """Lets the loop turn until `holds`; fails when it never does."""

@@ -1,0 +1,93 @@
+"""`mlxpaged tui` in a terminal: keys and pastes as bytes, a kill in mid-answer, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mlxpaged.chat.store import Store
+from tests.cli.conftest import Program, Terminal
+
+Open = Callable[..., Terminal]
+SIZE = (30, 100)
+
+
+def test_from_the_first_key_to_the_last(terminal: Open) -> None:
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("A new session")
+    tui.type("markdown\r")
+    shown = tui.until("The end.")
+    assert "Some bold text." in shown and "return 1" in shown and "python" in shown
+    tui.until("ttft")
+    tui.type("one\ntwo and a half\\\r")  # Ctrl+J and a backslash start lines
+    tui.until("two and a half")
+    tui.type("\x1b\r")  # Alt+Enter
+    tui.type("three\r")
+    shown = tui.until("You said: one")
+    assert "three" in shown.rpartition("You said: one")[2]
+    tui.type("\x11")
+    assert tui.ended() == 0
+    assert b"\x1b[?1049h" in tui.raw and b"\x1b[?1049l" in tui.raw  # the screen from before is back
+
+
+def test_a_paste_of_500_lines_sends_nothing(terminal: Open) -> None:
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("A new session")
+    tui.type("\x1b[200~" + "".join(f"show {number}\r" for number in range(500)) + "\x1b[201~")
+    shown = tui.until("[pasted #1: 501 lines]")
+    assert "A new session" in shown and "PROMPT" not in shown
+    tui.type("\x03\x04")  # clear, then leave
+    assert tui.ended() == 0
+
+
+def test_escape_sequences_of_the_model_reach_no_terminal(terminal: Open) -> None:
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("A new session")
+    tui.type("escape\r")
+    assert "red ␛[31mtext␛]0;owned␇ and" in tui.until("more")
+    tui.type("\x11")
+    tui.ended()
+    assert b"]0;owned\x07" not in tui.raw and b"\x9b2J" not in tui.raw.replace("�".encode(), b"")
+
+
+def test_killed_in_mid_answer_it_opens_with_what_came_and_goes_on(terminal: Open, tmp_path: Path) -> None:
+    store = Store(tmp_path / "data" / "sessions.db")
+
+    def saved() -> list[str]:
+        return [message.content for session in store.sessions() for message in store.messages(session.id)]
+
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("A new session")
+    tui.type("stall\r")
+    tui.until("Once upon a time")
+    tui.until_true(lambda: saved() == ["stall", "Once upon a time"])
+    tui.kill()
+    tui = terminal("tui", "scripted", "--session", "stall", size=SIZE)
+    tui.until("‖ interrupted", 2)  # in the list and under the reply
+    tui.until("Once upon a time")
+    tui.type("/continue\r")
+    tui.until("ttft")
+    tui.until("Once upon a time there was a fox")
+    tui.type("\x11")
+    assert tui.ended() == 0
+    assert saved() == ["stall", "Once upon a time there was a fox"]
+    store.close()
+
+
+def test_a_broken_model_is_one_line_and_the_way_out_stays_open(terminal: Open) -> None:
+    tui = terminal("tui", "missing", size=SIZE)
+    tui.until("! no model at 'missing'")
+    tui.type("hello\r")
+    tui.until("Ctrl+R retries")
+    tui.type("\x04")
+    assert tui.ended() == 0
+
+
+def test_wrong_use_is_said_before_the_screen_is_taken(program: Program, terminal: Open) -> None:
+    assert "tui needs a terminal" in program("tui", "scripted").err
+    tui = terminal("tui", "scripted", "--theme", "mauve", size=SIZE)
+    tui.until("--theme is 'mauve'; it must be one of")
+    assert tui.ended() == 2
+    tui = terminal("tui", "scripted", "--session", "nope", size=SIZE)
+    tui.until("there is no session 'nope'")
+    assert tui.ended() == 1 and b"\x1b[?1049h" not in tui.raw
