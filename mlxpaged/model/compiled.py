@@ -34,6 +34,8 @@ class BucketRows:
     max_context: int
 
 
+compile_graph = mx.compile
+
 Key = tuple[int, tuple[tuple[int, int], ...]]
 """Rows, and per KV group the width of its tables and the longest context."""
 
@@ -69,7 +71,7 @@ class DecodeGraphs:
         key = (rows, tuple(shapes))
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = mx.compile(self._tracer(key))
+            graph = self._graphs[key] = compile_graph(self._tracer(key))
         logits, self._pool.token = graph(self._pool.token, *arrays)
         return logits[: inputs.num_decode]
 

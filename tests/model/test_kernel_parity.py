@@ -121,7 +121,7 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch)
 
     monkeypatch.setattr(serving, "make_pool", pool)
     monkeypatch.setattr(serving, "_ways", lambda path, config: {"compiled": True, "dense_above": None})
-    monkeypatch.setattr(mx, "compile", trace_only)
+    monkeypatch.setattr(compiled, "compile_graph", trace_only)
     monkeypatch.setattr(compiled, "BUCKETS", (3, 5, 16))  # one row and four rows need filling
     model, config = tiny_model(name)
     stock, rig = Stock(model), Rig(model, config, num_blocks=40, step_budget=64)
