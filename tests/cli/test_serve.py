@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.cli.conftest import PATIENCE_S, ROOT, SCRIPTED
 
@@ -61,3 +63,45 @@ def test_a_chat_over_a_running_server(environment: dict[str, str]) -> None:
         server.terminate()
     assert done.stdout == "You said: one\nPROMPT [user/one] [assistant/You said: one] [user/show] [assistant/\n"
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_key_from_the_environment_is_asked_for_on_a_unix_socket(environment: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    command = [*SCRIPTED, "serve", "scripted", "--unix-socket", str(path)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment | {"MLXPAGED_API_KEY": "a-secret-key"}, cwd=ROOT
+    ) as server:
+        assert server.stderr
+        assert server.stderr.readline().startswith(f"mlxpaged: scripted is ready at the unix socket {path}")
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(base_url="http://localhost", transport=transport, timeout=PATIENCE_S) as http:
+            assert http.get("/v1/models").status_code == 401
+            assert http.get("/v1/models", headers={"x-api-key": "a-secret-key"}).status_code == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(PATIENCE_S) == 0
+        assert "a-secret-key" not in server.stderr.read()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--host", "0.0.0.0"], ["--host 0.0.0.0", "--api-key", "--insecure-no-auth"]),
+        (["--api-key", "short"], ["8 or more"]),
+        (["--on-switch", "never"], ["--on-switch", "wait or retry"]),
+    ],
+)
+def test_what_would_be_unsafe_or_unclear_is_refused_at_once(
+    environment: dict[str, str], flags: list[str], words: list[str]
+) -> None:
+    done = subprocess.run(
+        [*SCRIPTED, "serve", "scripted", "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert all(word in done.stderr for word in words), done.stderr
