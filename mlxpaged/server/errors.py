@@ -117,7 +117,7 @@ async def answer_http(request: Request, error: Exception) -> Response:
     path, method = request.scope["path"], request.method
     match error.status_code:
         case 404:
-            message = f"there is nothing at {path}; see /v1/models, /v1/chat/completions, /v1/completions, /health"
+            message = f"there is nothing at {path}; try /v1/models, /v1/chat/completions, /v1/messages or /health"
         case 405:
             message = f"{method} is not a method of {path}; use {(error.headers or {}).get('Allow', 'another')}"
         case _:

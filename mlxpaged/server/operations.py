@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -67,7 +68,9 @@ class Operations:
         return JsonResponse({"success": True, **_listed(await self._exchange.card(card.name))})
 
     async def kv(self, _: Request) -> Response:
-        return JsonResponse(await self._backend.stats())
+        stats = await self._backend.stats()
+        hit_rate = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+        return JsonResponse(msgspec.to_builtins(stats) | {"hit_rate": hit_rate})
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._metrics.render(await self._backend.stats()), media_type=CONTENT_TYPE)

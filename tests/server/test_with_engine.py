@@ -85,7 +85,9 @@ def test_a_second_request_with_the_same_prompt_reports_what_was_cached(server: R
     prompt = "the same three hundred bytes " * 10
     assert complete(server, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     usage = complete(server, prompt)["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] >= usage["prompt_tokens"] - 17
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= usage["prompt_tokens"] - 17
+    assert settled(server)["hit_rate"] == cached / (2 * usage["prompt_tokens"])
 
 
 def test_clients_at_once_get_what_each_would_get_alone(server: Running) -> None:
