@@ -21,8 +21,10 @@ from .events import ModelInfo
 class ModelHost:
     """The resident model, its core, and what faces may know of it."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, notes: tuple[str, ...] = ()) -> None:
+        """`notes`: lines about this machine, told with every model."""
         self._config = config
+        self._notes = notes
         self.core: EngineCore | None = None
         self.info: ModelInfo | None = None
 
@@ -45,7 +47,7 @@ class ModelHost:
             tokenizer=loaded.tokenizer,
             created=int(time.time()),
             served_by=built.served_by,
-            notes=(*loaded.notes, *built.notes),
+            notes=(*self._notes, *loaded.notes, *built.notes),
             defaults=loaded.defaults,
             load_s=time.monotonic() - begun,
         )

@@ -233,12 +233,13 @@ class EngineService:
             from ..model.startup import before_mlx
             from ..model.upstream import import_mlx_lm
 
-            before_mlx()
+            startup = before_mlx()
             import_mlx_lm()  # first and quietly: a plain import lowers the limit of open files for good
+            from ..model.machine import startup_notes
             from .host import ModelHost
             from .upkeep import Upkeep
 
-            self._host = ModelHost(self._config)
+            self._host = ModelHost(self._config, startup_notes(startup))
             self._upkeep = Upkeep(self._pressed) if self._pressed else Upkeep()
 
         def told(progress: Any) -> None:

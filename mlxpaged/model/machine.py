@@ -48,6 +48,16 @@ def versions() -> list[Finding]:
     return [ours, *map(package_finding, TESTED), Finding("backends", ", ".join(backends), advice, problem=True)]
 
 
+def startup_notes(startup: Startup) -> tuple[str, ...]:
+    """What a person should read once when a model is loaded: untested versions, a missing BLAS."""
+    notes = [
+        f"{finding.name} {finding.value}: {finding.advice}"
+        for finding in map(package_finding, TESTED)
+        if finding.advice
+    ]
+    return (*notes, *filter(None, [blas(startup).advice]))
+
+
 def package_finding(package: str) -> Finding:
     """Whether mlx or mlx-lm is there, in a version that was tested."""
     first, end = TESTED[package]

@@ -81,3 +81,14 @@ def test_a_broken_device_is_a_problem_with_its_text() -> None:
 
     (found,) = examine._attention(breaks)
     assert found.problem and found.value == "failed: RuntimeError: [METAL] no device"
+
+
+def test_a_load_tells_untested_versions_and_a_missing_blas_once(monkeypatch) -> None:
+    monkeypatch.setattr(machine, "_installed", lambda package: {"mlx": "0.35.1", "mlx-lm": "0.32.2"}.get(package))
+    monkeypatch.setattr(machine.sys, "platform", "linux")
+    monkeypatch.delenv("MLXPAGED_BLAS", raising=False)
+    untested, hint = machine.startup_notes(Startup(None, None))
+    assert untested.startswith("mlx 0.35.1: it is untested") and "0.34" in untested
+    assert "openblas" in hint.lower()
+    monkeypatch.setattr(machine, "_installed", lambda package: "0.32.4")
+    assert machine.startup_notes(Startup("libopenblas.so.0", None)) == ()
