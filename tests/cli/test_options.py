@@ -16,6 +16,10 @@ from tests.cli.conftest import ROOT, Program
 
 ONE_TIME = {"--help", "--json", "--raw", "--continue"}
 HEAVY = (
+    "asyncio",
+    "platformdirs",
+    "rich",
+    "sqlite3",
     "mlx",
     "mlx_lm",
     "transformers",
@@ -32,7 +36,8 @@ def test_help_imports_nothing_heavy() -> None:
     code = f"""
 import sys
 from mlxpaged.cli.app import run_command_line
-for arguments in (["--help"], ["run", "--help"], ["chat", "--help"], ["serve", "--help"], ["version"]):
+for arguments in (["--help"], ["run", "--help"], ["chat", "--help"], ["serve", "--help"],
+                  ["sessions", "--help"], ["pull", "--help"], ["version"]):
     assert run_command_line(arguments) == 0
 print(sorted(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
 """
