@@ -72,7 +72,7 @@ def test_gather_decode_gives_stock_tokens(monkeypatch) -> None:
         assert_equal_to_stock(replies[index], stock.reply(prompt, NEW), f"gathered prompt {index}")
 
 
-def test_the_pools_arrays_are_never_replaced(monkeypatch) -> None:
+def test_no_step_replaces_the_pools_arrays(monkeypatch) -> None:
     made: list[KernelPool] = []
 
     def pool(spec: KVSpec, num_blocks: Sequence[int], path: object) -> KernelPool:
@@ -131,3 +131,21 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch)
     assert traced
     for index, prompt in enumerate(prompts()):
         assert_equal_to_stock(replies[index], stock.reply(prompt, NEW + index), f"{name} rounded prompt {index}")
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_kernels_give_stock_tokens_through_a_growing_and_shrinking_pool(ahead: int) -> None:
+    model, config = tiny_model("gpt_oss")
+    stock, rig = Stock(model), Rig(model, config, num_blocks=60, start_blocks=6, step_budget=20, ahead=ahead)
+    for index, prompt in enumerate(prompts()):
+        rig.add(index, prompt, NEW)
+        rig.step()
+        if index == 2:
+            rig.core.shrink()
+            rig.core.scheduler.check()
+    replies = rig.run()
+    for index, prompt in enumerate(prompts()):
+        assert_equal_to_stock(replies[index], stock.reply(prompt, NEW), f"prompt {index}")
+    assert min(rig.core.runner.pool.num_blocks) > 6 and rig.core.scheduler.preemptions == 0
+    rig.core.shrink()
+    assert rig.core.runner.pool.num_blocks == (6, 6)
