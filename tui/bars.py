@@ -59,10 +59,10 @@ def command_hint(commands: Sequence[Command]) -> Content:
         name = f"/{command.name} {command.takes}".rstrip()
         lines.append(
             Content.assemble(
-                (f"{name:<24}", "bold $primary" if number == 0 else "$primary"),
+                (f"{name:<23}", "bold $primary" if number == 0 else "$primary"),
                 (command.about, "$foreground-muted"),
                 (f"  {command.key}", "$foreground-disabled"),
-                ("   Tab completes" if number == 0 else "", "$foreground-disabled"),
+                ("  ⇥ Tab" if number == 0 else "", "$foreground-disabled"),
             )
         )
     if len(commands) > HINTED:

@@ -33,7 +33,7 @@ class Command:
 
 COMMANDS = (
     Command("new", "", "open a new session", "Ctrl+N"),
-    Command("fork", "", "a new session that starts with all turns up to the marked one", "f"),
+    Command("fork", "", "a new session with the turns up to the marked one", "f"),
     Command("retry", "", "make the last reply again", "Ctrl+R"),
     Command("undo", "", "take the last exchange back into the prompt"),
     Command("edit", "", "write your last turn anew", "e"),

@@ -24,6 +24,9 @@ from .themes import hue_of
 LEAST_POOL_ROWS, MOST_POOL_ROWS, OTHER_ROWS = 6, 24, 32
 TURN_ROWS = 6
 NEARLY_FULL = 0.85
+SMOOTHED = 4
+"""Looks at the engine whose mean is the rate shown: two seconds of them."""
+
 _OTHERS = "$foreground 55%"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -67,7 +70,7 @@ class Details(VerticalScroll, can_focus=False):
         self._parts["turns"].display = any(turn.usage for turn in view.talk.turns or [])
         rows = min(max(self.size.height - OTHER_ROWS, LEAST_POOL_ROWS), MOST_POOL_ROWS)
         self._parts["pool"].update(_pool(stats, owners, hues, (width, rows)))
-        now = view.rates[-1] if view.rates else 0.0
+        now = sum(view.rates[-SMOOTHED:]) / SMOOTHED
         self._rate_head.update(_head("THROUGHPUT", f"{now:.0f} tok/s"))
         self._rates.data = list(view.rates)[-width:] or [0.0]
         self._parts["rows"].update(_rows(view, owners, hues, width))
@@ -156,7 +159,9 @@ def _turns(turns: Sequence[Turn], width: int) -> Content:
             )
         )
     lines.append(
-        Content.assemble(("█", "$success"), " cached  ", ("▒", "$primary"), " computed").stylize("$foreground-muted")
+        Content.assemble(("█", "$success"), " cached  ", ("▒", "$primary"), " computed").stylize_before(
+            "$foreground-muted"
+        )
     )
     return Content("\n").join(lines)
 

@@ -24,7 +24,7 @@ KEYS = (
     ("Esc", "stop the reply; back to the prompt"),
     ("Ctrl+C", "stop the reply, else clear the prompt"),
     ("Ctrl+N", "new session"),
-    ("Ctrl+W", "take the session off the list (empty prompt)"),
+    ("Ctrl+W", "take the session off the list"),
     ("Ctrl+PgUp, Ctrl+PgDn, Alt+1..9", "go to another session"),
     ("Ctrl+P", "every command by name"),
     ("Ctrl+B, F2", "the list of sessions, the engine from inside"),
@@ -34,10 +34,10 @@ KEYS = (
     ("Ctrl+T", "open or close thinking"),
     ("Ctrl+G", "write in $EDITOR"),
     ("Ctrl+O", "open what was pasted as a chip"),
-    ("Ctrl+Up, Ctrl+Down", "mark a turn; then f forks there, r retries, e edits, c copies"),
+    ("Ctrl+Up, Ctrl+Down", "mark a turn: f forks, r retries, e edits, c copies"),
     ("PgUp, PgDn", "scroll"),
     ("Up in an empty prompt", "what was sent before"),
-    ("Ctrl+Q, Ctrl+D in an empty prompt", "leave"),
+    ("Ctrl+Q, Ctrl+D", "leave"),
 )
 
 
@@ -135,7 +135,8 @@ class Help(Dialog):
                 yield Static(_table([*KEYS, ("", "")]))
                 yield Static(_table([(f"/{one.name} {one.takes}", one.about) for one in COMMANDS]))
             yield Static(
-                "Esc closes · Enter in the prompt runs /commands · // sends a text with a slash", classes="dialog-foot"
+                "Esc closes · Ctrl+W and Ctrl+D edit while something is written · // sends a slash",
+                classes="dialog-foot",
             )
 
 
