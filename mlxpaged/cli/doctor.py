@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .. import paths
+from ..chat.foreign import neutralise
 from ..config import DEFAULT_PORT, EngineConfig
 from ..errors import ConfigError, MlxpagedError
 from . import options
 from .exits import complain
-from .terminal import neutralise
 
 if TYPE_CHECKING:
     from ..model.finding import Finding

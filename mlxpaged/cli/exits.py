@@ -15,8 +15,8 @@ from typing import NoReturn
 import typer
 
 from .. import paths
+from ..chat.foreign import neutralise
 from ..errors import MlxpagedError
-from .terminal import neutralise
 
 INTERRUPTED = 130
 _USAGE = 2

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from .terminal import neutralise
+from ..chat.foreign import neutralise
 
 if TYPE_CHECKING:
     from ..chat.sessions import Session

@@ -17,7 +17,8 @@ from rich.markdown import Heading, Markdown
 from rich.syntax import Syntax
 from rich.text import Text
 
-from .terminal import LiveRegion, neutralise
+from ..chat.foreign import neutralise
+from .terminal import LiveRegion
 
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")
 """HTML is text here: a reply about <div> must show it, and rich drops what it takes for HTML."""

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from .terminal import is_plain, neutralise
+from ..chat.foreign import neutralise
+from .terminal import is_plain
 
 if TYPE_CHECKING:
     from ..chat.sessions import Message, Session

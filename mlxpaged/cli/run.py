@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..chat.foreign import neutralise
 from ..errors import ConfigError, EngineError
 from . import options
 from .exits import INTERRUPTED, complain
 from .options import SamplingFlags
-from .terminal import neutralise
 
 if TYPE_CHECKING:
     from ..chat.backend import Backend, Reply

@@ -161,6 +161,6 @@ def _excerpt(hit: Message, text: str) -> str:
 
 def _write(text: str) -> None:
     """To stdout; a terminal gets no control characters of foreign text."""
-    from .terminal import neutralise
+    from ..chat.foreign import neutralise
 
     sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)

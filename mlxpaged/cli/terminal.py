@@ -1,5 +1,5 @@
-"""What may touch the terminal directly. Owns the neutralising of foreign text, the redrawn region at the bottom of
-the scrollback and the silent keyboard while a reply streams. Knows nothing of models or conversations."""
+"""What may touch the terminal directly. Owns the redrawn region at the bottom of the scrollback and the silent keyboard
+while a reply streams. Knows nothing of models or conversations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
-
-_CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t\r"}
-_NEUTRAL = str.maketrans(_CONTROL_PICTURES | {0x0D: None, 0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd"))
-
-
-def neutralise(text: str) -> str:
-    """Foreign text made safe to print: control characters, the start of every escape sequence among them, become
-    visible signs (ESC: ␛); newlines and tabs stay, carriage returns go. Works piece by piece."""
-    return text.translate(_NEUTRAL)
 
 
 def is_plain(stream: TextIO, environ: dict[str, str]) -> bool:

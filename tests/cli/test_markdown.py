@@ -9,8 +9,9 @@ import random
 import pyte
 import pytest
 
+from mlxpaged.chat.foreign import neutralise
 from mlxpaged.cli.markdown import MarkdownStream
-from mlxpaged.cli.terminal import LiveRegion, is_plain, neutralise
+from mlxpaged.cli.terminal import LiveRegion, is_plain
 
 DOCUMENT = """# A title
 
