@@ -8,6 +8,7 @@ A server of its own is started for it, in folders of its own, and ended afterwar
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -74,7 +75,7 @@ def shoot_chat(file: Path) -> None:
     chat.send(PROMPTS[1] + "\r")
     until("ttft")
     until("/help")
-    console = Console(width=columns, record=True, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
+    console = Console(width=columns, record=True, file=io.StringIO(), force_terminal=True)
     for row in range(max(index for index, line in enumerate(screen.display) if line.strip()) + 1):
         console.print(_styled(screen, row), no_wrap=True, crop=True)
     file.write_text(console.export_svg(title="mlxpaged chat"), encoding="utf-8")
