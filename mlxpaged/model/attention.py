@@ -45,6 +45,13 @@ class AttentionStep:
         """The `cache=` argument of the model: one object per layer."""
         return [PagedLayer(self, index, group) for index, group in enumerate(self.pool.spec.group_of)]
 
+    def part_mask(self, group: int, part: int, window: int | None) -> mx.array:
+        """decode_mask() for one part of the entries."""
+        key = ("part", group, part, window)
+        if key not in self._masks:
+            self._masks[key] = self.decode[group].parts[part].mask(window)
+        return self._masks[key]
+
     def decode_mask(self, group: int, window: int | None) -> mx.array:
         key = ("decode", group, window)
         if key not in self._masks:

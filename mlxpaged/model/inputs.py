@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +16,9 @@ from ..kernels.launch import padded
 from ..sched.allocator import GroupSpec
 from ..sched.requests import Chunk, StepPlan
 from ..sched.table import RequestTable, blocks_for
+
+_PART_BLOCKS = 16
+"""A batch is cut where that saves reading more than so many blocks: about what the operations of one more part cost."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class DecodeInputs:
     whose first slot is position `firsts`; `positions` int32 [B] are the queries'."""
 
     tables: np.ndarray
+    counts: np.ndarray  # int32 [B]: how many blocks of its table each row may read
     firsts: np.ndarray
     positions: np.ndarray
     block_ids: np.ndarray  # int32 [B, wider]: the same tables from position 0
@@ -94,6 +99,24 @@ class DecodeInputs:
     @cached_property
     def device_tables(self) -> mx.array:
         return mx.array(self.tables)
+
+    @cached_property
+    def parts(self) -> tuple[DecodeInputs, ...]:
+        """The entries in runs of like length, in order: what a padded batch reads in vain is bounded."""
+        cuts, widest = [0], int(self.counts[0]) if len(self.counts) else 0
+        for place, count in enumerate(self.counts.tolist()):
+            saved = (widest - count) * (len(self.counts) - place)
+            if saved > _PART_BLOCKS:
+                cuts.append(place)
+                widest = count
+            widest = max(widest, count)
+        return tuple(self._part(start, stop) for start, stop in pairwise([*cuts, len(self.counts)]))
+
+    def _part(self, start: int, stop: int) -> DecodeInputs:
+        counts = self.counts[start:stop]
+        tables = self.tables[start:stop, : int(counts.max(initial=0))]
+        mine = slice(start, stop)
+        return DecodeInputs(tables, counts, self.firsts[mine], self.positions[mine], self.block_ids[mine])
 
     def mask(self, window: int | None) -> mx.array:
         """bool [B, 1, 1, W x 16]: which gathered slots each query may read."""
@@ -161,7 +184,7 @@ def _decode(plan: StepPlan, block_ids: np.ndarray, spec: GroupSpec) -> DecodeInp
     )
     used = _bucket(int(ends.max(initial=1)), block_ids.shape[1])
     full = block_ids[plan.decode_rows, :used]
-    return DecodeInputs(tables.astype(np.int32), (starts * BLOCK_SIZE).astype(np.int32), positions, full)
+    return DecodeInputs(tables.astype(np.int32), ends - starts, (starts * BLOCK_SIZE).astype(np.int32), positions, full)
 
 
 def _bucket(width: int, most: int) -> int:

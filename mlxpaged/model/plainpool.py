@@ -75,10 +75,16 @@ class PlainPool:
         self._values[layer][blocks, offsets] = values
 
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
-        group = self.spec.group_of[layer]
-        tables = step.decode[group].device_tables
-        keys, values = _batch(self._keys[layer], tables), _batch(self._values[layer], tables)
-        return batch_attention(queries, keys, values, step.decode_mask(group, asked.window), asked)
+        group, start, outputs = self.spec.group_of[layer], 0, []
+        for index, part in enumerate(step.decode[group].parts):
+            keys, values = (
+                _batch(self._keys[layer], part.device_tables),
+                _batch(self._values[layer], part.device_tables),
+            )
+            mine = queries[start : start + len(part.positions)]
+            outputs.append(batch_attention(mine, keys, values, step.part_mask(group, index, asked.window), asked))
+            start += len(part.positions)
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
         keys, values = _run(self._keys[layer], chunk.block_ids), _run(self._values[layer], chunk.block_ids)

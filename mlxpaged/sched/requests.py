@@ -131,7 +131,8 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step: copies first, then all K/V writes, then attention; decode entries sample, chunks do not.
+    """One step: copies first, then all K/V writes, then attention; decode entries sample, chunks do not. Decode entries
+    come longest context first, so that a padded batch of them can be cut into parts of like length.
 
     A row may appear both as a chunk and, for its last known id, as a decode entry of the same step.
     """

@@ -205,6 +205,7 @@ class Scheduler:
     def _launch(self, decode: list[int], chunks: tuple[Chunk, ...], copies: tuple[BlockCopy, ...]) -> StepPlan:
         table = self.table
         rows = np.asarray(decode, np.int32)
+        rows = rows[np.argsort(-table.scheduled[rows], kind="stable")]  # longest first: see StepPlan
         plan = StepPlan(
             step=self.steps,
             decode_rows=rows,

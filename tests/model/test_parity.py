@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mlxpaged.model.inputs import DecodeInputs
 from mlxpaged.model.kvspec import probe
 
 from .families import PAGED, SOLO, tiny_model
@@ -106,3 +107,14 @@ def test_the_probe_finds_windows_widths_and_sinks() -> None:
     assert all(layer.sinks for layer in spec.layers)
     widths = {layer.k_width for layer in probe(tiny_model("gemma4_text")[0]).layers}
     assert widths == {16, 32}
+
+
+def test_a_ragged_batch_is_read_in_parts_of_like_length() -> None:
+    counts = np.array([28, 27, 13, 6, 4, 3, 2, 2], np.int32)
+    tables = np.zeros((8, 28), np.int32)
+    zeros = np.zeros(8, np.int32)
+    parts = DecodeInputs(tables, counts, zeros, counts * 16 - 1, tables).parts
+    assert [part.counts.tolist() for part in parts] == [[28, 27], [13], [6, 4, 3, 2, 2]]
+    assert sum(part.tables.size for part in parts) < tables.size / 2
+    even = DecodeInputs(tables, np.full(8, 28, np.int32), zeros, zeros, tables).parts
+    assert len(even) == 1
