@@ -25,7 +25,7 @@ from ..errors import MlxpagedError
 from .bars import HintBar, TitleBar, command_hint
 from .commands import command_of, is_command, matching, unescaped
 from .deeds import Deeds
-from .details import Details, Rates, View
+from .details import NEARLY_FULL, Details, Rates, View
 from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell
 from .prompt import Prompt
 from .sidebar import Sidebar
@@ -202,7 +202,16 @@ class ChatScreen(Deeds, Screen[None]):
             hint = Content.styled("writing an earlier turn anew · Enter sends it · Esc leaves it as it was", "$warning")
         elif self.talk.busy:
             hint = Content.styled("this session is open in another mlxpaged; /fork makes one of your own", "$warning")
+        elif (share := self._context_share()) > NEARLY_FULL:
+            hint = Content.styled(
+                f"the context is {share:.0%} full · /clear, or fork an earlier turn (Ctrl+Up, f)", "$warning"
+            )
         self.query_one(HintBar).show(hint)
+
+    def _context_share(self) -> float:
+        engine = self.tracker.engine
+        limit = engine.card.context_len if engine else None
+        return self.talk.context_used / limit if limit else 0.0
 
     def _draw_details(self) -> None:
         engine = self.tracker.engine

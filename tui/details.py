@@ -124,17 +124,12 @@ def _model(talk: Talk, card: ModelCard | None) -> Content:
 
 def _context(view: View, width: int) -> Content:
     limit = view.card.context_len if view.card else None
-    usage = view.talk.last_usage
-    used = usage.prompt_tokens + usage.completion_tokens if usage else 0
-    if view.talk.phase.is_live and view.talk.progress:
-        used = view.talk.progress.total + view.talk.num_tokens
+    used = view.talk.context_used
     if not limit:
         return Content("\n").join([_head("CONTEXT", f"{count(used)} tokens"), bar(0, width, "$primary")])
     share = used / limit
     colour = "$warning" if share > NEARLY_FULL else "$primary"
     lines = [_head("CONTEXT", f"{count(used)} of {count(limit)} · {share:.0%}"), bar(share, width, colour)]
-    if share > NEARLY_FULL:
-        lines.append(Content.styled("nearly full: /clear, or fork an earlier turn", "$warning"))
     return Content("\n").join(lines)
 
 
@@ -159,8 +154,11 @@ def _turns(turns: Sequence[Turn], width: int) -> Content:
             )
         )
     lines.append(
-        Content.assemble(("█", "$success"), " cached  ", ("▒", "$primary"), " computed").stylize_before(
-            "$foreground-muted"
+        Content.assemble(
+            ("█", "$success"),
+            (" cached  ", "$foreground-muted"),
+            ("▒", "$primary"),
+            (" computed", "$foreground-muted"),
         )
     )
     return Content("\n").join(lines)
@@ -185,7 +183,7 @@ def _pool(
 def _cell(owner: Owner, owners: Mapping[int, str], hues: Mapping[str, str]) -> tuple[str, str]:
     match owner:
         case "shared":
-            return "▣", "$foreground bold"
+            return "◆", "$foreground bold"
         case "cached":
             return "▪", "$foreground-muted"
         case "free":
@@ -199,7 +197,7 @@ def _legend(stats: EngineStats, owners: Mapping[int, str]) -> Content:
         held["yours" if row.request_id in owners else "others"] += row.num_blocks
     entries = [
         ("■", "$primary", "yours", held["yours"]),
-        ("▣", "$foreground bold", "shared", stats.blocks_shared),
+        ("◆", "$foreground bold", "shared", stats.blocks_shared),
         ("■", _OTHERS, "other apps", held["others"]),
         ("▪", "$foreground-muted", "cached", stats.blocks_cached),
         ("", "", "", 0),

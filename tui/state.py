@@ -113,6 +113,14 @@ class Talk:
         """The counts of the newest reply that has any."""
         return next((turn.usage for turn in reversed(self.turns or []) if turn.usage), None)
 
+    @property
+    def context_used(self) -> int:
+        """Tokens of the context that the session fills, as far as the engine has told."""
+        if self.phase.is_live and self.progress:
+            return self.progress.total + self.num_tokens
+        usage = self.last_usage
+        return usage.prompt_tokens + usage.completion_tokens if usage else 0
+
     def turn(self, turn_id: str) -> Turn:
         """The turn of that id; LookupError when there is none."""
         return next(turn for turn in self.turns or [] if turn.id == turn_id)

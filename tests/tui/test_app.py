@@ -469,6 +469,16 @@ def test_nothing_is_drawn_and_no_timer_runs_while_nothing_happens() -> None:
     run(test)
 
 
+def test_a_context_that_is_nearly_full_is_said() -> None:
+    async def test() -> None:
+        async with running(ScriptedService(lambda *_: says("word " * 60), manual=True, context_len=350)) as rig:
+            await rig.send("x")
+            await finish(rig)
+            assert "the context is" in rig.text() and "% full · /clear, or fork" in rig.text()
+
+    run(test)
+
+
 def test_themes_are_remembered() -> None:
     async def test() -> None:
         async with running(scripted("ok")) as rig:
