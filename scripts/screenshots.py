@@ -1,6 +1,6 @@
 """Makes the README's pictures of the chat and the full-screen app, from a real run on smollm2.
 
-    python scripts/screenshots.py [FOLDER]      # assets/ by default
+    python scripts/screenshots.py [FOLDER]      # scripts/pictures/ by default
 
 A server of its own is started for it, in folders of its own, and ended afterwards.
 """
@@ -152,7 +152,7 @@ async def _until(holds: object) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "assets"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "scripts" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     with own_folders():
         asyncio.run(shoot_tui(folder / "tui.svg", folder / "tui-80x24.svg"))
