@@ -217,10 +217,21 @@ async def _chosen(found: Sequence[ServerRecord], model: str | None) -> ServerRec
 
 
 async def _started(model: str, start: Start) -> tuple[ServerRecord, subprocess.Popen[bytes]]:
+    """A new server, on the usual port where that is free, so that other programs find it; else on any."""
+    if not _listening(DEFAULT_PORT):
+        try:
+            return await _started_on(DEFAULT_PORT, model, start)
+        except MlxpagedError:
+            if not _listening(DEFAULT_PORT):
+                raise  # it was not another program that came first
+    return await _started_on(0, model, start)
+
+
+async def _started_on(port: int, model: str, start: Start) -> tuple[ServerRecord, subprocess.Popen[bytes]]:
     """A server process of its own session: it outlives this face and gets none of its terminal's signals."""
     with _new_log() as log:
         process = subprocess.Popen(
-            start.command(model, _port()),
+            start.command(model, port),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -255,15 +266,10 @@ def _new_log() -> BinaryIO:
         ) from error
 
 
-def _port() -> int:
-    """The usual port where it is free, so that other programs find the server; else any."""
+def _listening(port: int) -> bool:
+    """Whether some program answers at a port of this machine."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", DEFAULT_PORT))
-        except OSError:
-            return 0
-    return DEFAULT_PORT
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> bool:
