@@ -137,7 +137,7 @@ def test_500_pasted_lines_are_one_message(terminal: Open, store: Callable[[], St
 def test_control_c_before_the_prompt_is_there_ends_it(terminal: Open) -> None:
     chat = terminal("chat", "scripted")
     chat.type(CTRL_C)
-    assert chat.ended() in {130, -signal.SIGINT}
+    assert chat.ended() in {130, -signal.SIGINT, 1}  # 1: Python itself was not up yet
 
 
 def test_control_c_while_it_loads_hints_then_stops_the_message_that_waits(terminal: Open, tmp_path: Path) -> None:
