@@ -102,13 +102,14 @@ def _store(ephemeral: bool) -> Store:
     return Store(None) if ephemeral else Store.open()
 
 
-def _found(store: Store, name: str | None) -> Session:
-    """The conversation to go on with; ConfigError where there is none yet."""
+def _found(store: Store, name: str | None) -> Session | None:
+    """The conversation to go on with; ConfigError where there is none yet. None: the last one cannot be read, which
+    `store.problem` says, so a new one begins in memory."""
     if name is not None:
         return store.find(name)
     latest = store.latest()
-    if latest is None:
-        raise ConfigError(store.problem or "there is no conversation to continue yet; leave out --continue")
+    if latest is None and not store.problem:
+        raise ConfigError("there is no conversation to continue yet; leave out --continue")
     return latest
 
 

@@ -222,6 +222,7 @@ class ChatLoop:
             self._keep(exchange)
             return
         if not isinstance(error, MlxpagedError) or self._load_error():
+            self._without_reply(exchange)
             raise error
         self._warn(f"{error} ({self._without_reply(exchange)})")
 
