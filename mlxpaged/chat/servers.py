@@ -15,7 +15,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING
 from .. import paths
 
 if TYPE_CHECKING:
-    import httpx  # slow to import, and most callers only want to know whether there is a file
+    # Slow to import, and most callers only want to know whether there is a file.
+    import httpx
+    import psutil
 
 HANDSHAKE = "/handshake"
 NONCE_BYTES = 32
@@ -132,14 +134,35 @@ async def proves_itself(record: ServerRecord) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(), proof(record.secret, nonce).encode())
 
 
-async def gone(record: ServerRecord, within_s: float) -> bool:
-    """Waits until the server's process has ended or its file is gone; False when it is still there after a while."""
+def processes_of(record: ServerRecord) -> list[psutil.Process]:
+    """The server's process and those below it: one of them serves. To be asked before the server is told to end."""
+    import psutil
+
+    with suppress(psutil.Error):
+        first = psutil.Process(record.pid)
+        return [first, *first.children(recursive=True)]
+    return []
+
+
+async def gone(record: ServerRecord, processes: Sequence[psutil.Process], within_s: float) -> bool:
+    """Waits until all of the server's processes have ended and it no longer answers at its address, which is free
+    then; False when something of it is still there after a while."""
     deadline = time.monotonic() + within_s
-    while _runs(record.pid) and (folder() / f"{record.pid}.json").exists():
+    while any(_lives(process) for process in processes) or await proves_itself(record):
         if time.monotonic() > deadline:
             return False
         await asyncio.sleep(0.05)
     return True
+
+
+def _lives(process: psutil.Process) -> bool:
+    """A zombie holds nothing any more: only its own parent has yet to ask how it ended."""
+    import psutil
+
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _read(file: Path) -> ServerRecord | None:

@@ -145,14 +145,18 @@ async def _look(record: ServerRecord) -> dict[str, Any]:
 async def _end() -> None:
     import asyncio
 
-    from ..chat.servers import gone, proven
+    from ..chat.servers import gone, processes_of, proven
 
     found = await proven()
     if not found:
         complain(_NONE)
+    processes = [processes_of(record) for record in found]
     for record in found:
-        os.kill(record.pid, signal.SIGTERM)
-    ended = await asyncio.gather(*(gone(record, _STOP_S) for record in found))
+        with suppress(ProcessLookupError):  # it ended by itself meanwhile
+            os.kill(record.pid, signal.SIGTERM)
+    ended = await asyncio.gather(
+        *(gone(record, family, _STOP_S) for record, family in zip(found, processes, strict=True))
+    )
     for record, done in zip(found, ended, strict=True):
         if done:
             complain(f"stopped the server at {record.url} (pid {record.pid})")

@@ -86,8 +86,10 @@ def test_a_server_is_started_used_found_again_and_ended() -> None:
         assert os.getsid(first.record.pid) == first.record.pid != os.getsid(0)
         await first.close()
         assert await first_words(second, "still there") == "You said: still there"
+        processes = servers.processes_of(first.record)
+        assert len(processes) == 2 and not await servers.gone(first.record, processes, 0)
         os.kill(first.record.pid, signal.SIGTERM)
-        assert await servers.gone(first.record, 20)
+        assert await servers.gone(first.record, processes, 20)
         await second.close()
 
     run(story())

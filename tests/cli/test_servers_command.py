@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from mlxpaged.chat.servers import records
+from mlxpaged.chat.servers import ServerRecord, gone, new_secret, processes_of, records
+from mlxpaged.cli import servers
 from tests.cli.conftest import SCRIPTED, Program, kill_server
 
 
@@ -37,6 +42,38 @@ def test_a_server_is_loaded_listed_and_stopped(process: Program) -> None:
     assert (stopped.code, stopped.err) == (0, f"mlxpaged: stopped the server at {record.url} (pid {record.pid})\n")
     assert records() == []
     assert "no server of yours runs" in process("stop").err
+
+
+def test_stop_ends_only_once_the_processes_have_and_their_port_is_free(process: Program) -> None:
+    assert process("load", "scripted", ATTACHES="1").code == 0
+    (record,) = records()
+    processes = processes_of(record)
+    assert len(processes) == 2
+    assert process("stop").code == 0
+    assert [one.pid for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", int(record.url.rpartition(":")[2]))) != 0
+
+
+def test_a_server_whose_file_is_gone_but_whose_process_is_not_is_still_there() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as serving:
+        record = ServerRecord(serving.pid, "http://127.0.0.1:9", new_secret(), 0.0)
+        processes = processes_of(record)
+        assert not asyncio.run(gone(record, processes, 0.1))
+        serving.kill()
+        assert asyncio.run(gone(record, processes, 20))  # nobody has waited for it yet: a zombie counts as ended
+
+
+def test_a_server_that_does_not_end_is_named_and_the_code_is_1(
+    process: Program, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert process("load", "scripted", ATTACHES="1").code == 0
+    (record,) = records()
+    monkeypatch.setattr(servers, "_STOP_S", 0.1)
+    psutil.Process(record.pid).suspend()
+    ended = program("stop")
+    assert (ended.code, ended.out) == (1, "")
+    assert f"`kill -9 {record.pid}`" in ended.err and "stopped" not in ended.err
 
 
 def test_a_server_with_a_key_lets_its_own_users_faces_in(process: Program, environment: dict[str, str]) -> None:
