@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Protocol
@@ -112,7 +112,8 @@ class Exchange:
             return await self.backend.find(name)
         except ModelNotFound:
             if name and not name.startswith("/"):
-                return await self.backend.find(f"/{name}")
+                with suppress(ModelNotFound):  # the refusal names the model as it was asked for
+                    return await self.backend.find(f"/{name}")
             raise
 
     async def ready(self, name: str | None) -> ModelCard:

@@ -38,6 +38,7 @@ def test_an_unknown_name_is_a_404_and_loads_nothing(serve: Serve) -> None:
     for name in ("org/unknown", "../../etc", "/etc/passwd", "./model.gguf", "gpt-4o"):
         answer = server.http.post(CHAT, json=hello(name))
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert f"the model {name!r} is not here" in answer.json()["error"]["message"]
         assert server.http.post("/models/load", json={"model": name}).status_code == 404
     assert server.service.loads == []
 
