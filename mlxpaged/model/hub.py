@@ -97,8 +97,7 @@ def _explain(repo: str, revision: str | None, error: Exception) -> MlxpagedError
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, ConnectionError):
         return ConfigError(f"cannot store {repo}: {error.strerror}; HF_HOME names another folder")
     return Unreachable(
-        f"cannot fetch {repo}: the Hugging Face Hub does not answer ({type(error).__name__}); "
-        "what was fetched is kept, try again to resume"
+        f"cannot fetch {repo}: the Hugging Face Hub does not answer; what was fetched is kept, try again to resume"
     )
 
 
