@@ -4,6 +4,7 @@ stdout."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -20,6 +21,8 @@ from ..errors import MlxpagedError
 
 INTERRUPTED = 130
 _USAGE = 2
+_NOT_WRITTEN = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What writing to stdout may raise, without the name of a file; files of our own are told by whoever writes them."""
 
 # Newer typer carries click inside itself, older typer depends on it: the bases are the same classes in both.
 _UsageError, _ClickError = typer.BadParameter.__mro__[1:3]
@@ -47,11 +50,18 @@ def exit_code_of(command: Callable[[], object], debug: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        _abandon_stdout()
-        return 1
+        return _stdout_closed()
+    except SystemExit as ending:  # what click makes of a closed pipe
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
+        return _stdout_closed()
     except Exception as error:
         if isinstance(error, _ClickError):
             return _usage_error(error)
+        if isinstance(error, OSError) and error.errno in _NOT_WRITTEN and error.filename is None:
+            complain(f"stdout cannot be written: {error.strerror}")
+            _abandon_stdout()
+            return 1
         return _unexpected(error, debug)
 
 
@@ -98,7 +108,13 @@ def _save_traceback(error: Exception) -> Path | None:
         return None
 
 
+def _stdout_closed() -> int:
+    """Whoever read stdout has seen enough, which is no failure."""
+    _abandon_stdout()
+    return 0
+
+
 def _abandon_stdout() -> None:
-    """Nobody reads stdout any more: keeps the interpreter from complaining when it flushes at exit."""
+    """Nothing can be written to stdout any more: keeps the interpreter from complaining when it flushes at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
