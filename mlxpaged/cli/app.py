@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ..errors import ConfigError
 from .bench import bench
 from .chat import chat
 from .config import completions, config
+from .defaults import NEEDED_BY, defaults_for
 from .doctor import doctor
 from .exits import complain, exit_code_of
 from .logs import logged_to
@@ -20,7 +22,6 @@ from .run import run
 from .serve import serve
 from .servers import load, ps, stop
 from .sessions import sessions
-from .settings import defaults_by_command
 from .tui import tui
 from .version import version
 
@@ -82,4 +83,15 @@ def _run(arguments: list[str]) -> object:
         from typer.completion import completion_init
 
         completion_init()
-    return app(arguments, prog_name="mlxpaged", standalone_mode=False, default_map=defaults_by_command())
+    return app(arguments, prog_name="mlxpaged", standalone_mode=False, default_map=_defaults(arguments))
+
+
+def _defaults(arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """A person's own defaults; a config.toml that is wrong ends only the commands that need it, and no --help."""
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        return defaults_for(command)
+    except ConfigError:
+        if command in NEEDED_BY and not {"-h", "--help"} & set(arguments):
+            raise
+        return {}

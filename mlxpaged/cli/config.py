@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from .settings import COMMANDS, OWN_KEYS, get_setting, set_setting, settings, settings_path
+from .defaults import check_setting, flag_names
+from .settings import COMMANDS, OWN_KEYS, get_setting, parsed, set_setting, settings, settings_path
 
 config = typer.Typer(
     name="config",
@@ -49,7 +50,10 @@ def set_(
     """Set a default for a flag, for every command or for one."""
     if unset == (value is not None):
         raise ConfigError(f"give a value, as in `mlxpaged config set {key} VALUE`, or --unset")
-    set_setting(_known(key), value)
+    known = _known(key)
+    if value is not None:
+        check_setting(known, parsed(value))
+    set_setting(known, value)
 
 
 @config.command("path")
@@ -84,17 +88,9 @@ def _known(key: str) -> str:
     name = name.removeprefix("--").replace("-", "_")
     if section and section not in COMMANDS:
         raise ConfigError(f"{section!r} is no command with settings; write one of {', '.join(COMMANDS)} before the dot")
-    flags = _flags()
+    flags = flag_names()
     if name not in (set().union(*flags.values(), OWN_KEYS) if not section else flags[section]):
         near = sorted(other for other in set().union(*flags.values()) if other.startswith(name[:3]))
         hint = f"did you mean {', '.join(near)}?" if near else "`mlxpaged chat --help` names the flags"
         raise ConfigError(f"there is no setting {name}; {hint}")
     return f"{section}.{name}" if section else name
-
-
-def _flags() -> dict[str, set[str]]:
-    """The names of each command's flags and arguments."""
-    from .app import app
-
-    commands = getattr(typer.main.get_command(app), "commands", {})
-    return {name: {str(one.name) for one in commands[name].params} for name in COMMANDS if name in commands}

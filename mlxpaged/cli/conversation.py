@@ -12,7 +12,7 @@ from ..chat.sessions import CONTINUABLE, Message, Session
 from ..chat.store import ReplyDraft, Store
 from ..errors import BadParameter, ConfigError
 from ..sched.requests import SamplingParams
-from .options import sampling_values
+from .options import MAX_TEMPERATURE, sampling_values
 
 _WHOLE = {"max_tokens", "top_k", "seed", "min_tokens"}
 _SETTABLE = (
@@ -202,6 +202,9 @@ class Conversation:
             value = _number(name, text)
             if name == "max_tokens" and value < 1:
                 raise BadParameter(f"max_tokens is {text}; it must be at least 1, or default", param=name)
+            if name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
+                allowed = f"from 0 (greedy) to {MAX_TEMPERATURE}"
+                raise BadParameter(f"temperature is {text}; it must be {allowed}, or default", param=name)
             changed: dict[str, Any] = {**self.values, name: value}
             SamplingParams(**changed)
             params[name] = value

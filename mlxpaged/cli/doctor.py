@@ -18,6 +18,7 @@ from ..config import DEFAULT_PORT, EngineConfig
 from ..errors import ConfigError, MlxpagedError
 from . import options
 from .exits import complain
+from .settings import settings_path
 
 if TYPE_CHECKING:
     from ..model.finding import Finding
@@ -48,7 +49,7 @@ def doctor(
     if report:
         _require_writable(report)
     startup, findings = _machine()
-    findings += [cache_folder(), port(), network()]
+    findings += [settings_file(), cache_folder(), port(), network()]
     loaded = None
     usable = not any(one.problem and one.name in {"mlx", "mlx-lm"} for one in findings)
     if usable:
@@ -73,6 +74,19 @@ def _machine() -> tuple[Startup, list[Finding]]:
         advice = "install it again: pip install --force-reinstall mlx (on Linux: 'mlx[cpu]')"
         return startup, [Finding("mlx", f"cannot be imported: {error}", advice, problem=True)]
     return startup, machine_findings(startup)
+
+
+def settings_file() -> Finding:
+    """Whether every command can use what config.toml holds."""
+    from ..model.finding import Finding
+    from .defaults import check_file
+
+    file = settings_path()
+    try:
+        check_file()
+    except ConfigError as error:
+        return Finding("settings", f"{file} is wrong", str(error), problem=True)
+    return Finding("settings", str(file) if file.exists() else f"no {file}")
 
 
 def cache_folder() -> Finding:

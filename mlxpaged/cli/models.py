@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ConfigError
 from . import options
 from .exits import complain
 from .listing import columns, size
@@ -63,7 +64,7 @@ def list_models(as_json: AsJson = False) -> None:
     from ..model.kept import aliases
     from ..model.shelf import models_on_disk
 
-    found = models_on_disk(model_folders())
+    found = models_on_disk(_own_folders())
     names = aliases()
     if as_json:
         listed = [asdict(one) | {"path": str(one.path), "aliases": _aliases_of(one.name, names)} for one in found]
@@ -76,6 +77,14 @@ def list_models(as_json: AsJson = False) -> None:
         print(line)
     if not found:
         complain("no models on this disk yet; `mlxpaged pull` names some to begin with")
+
+
+def _own_folders() -> list[Path]:
+    try:
+        return model_folders()
+    except ConfigError as error:
+        complain(f"{error}; listed without your model_folders")
+        return []
 
 
 def show(model: options.ModelArgument, as_json: AsJson = False) -> None:

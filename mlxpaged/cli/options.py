@@ -13,6 +13,9 @@ import typer
 from ..config import Attention, Dtype, EngineConfig
 from ..errors import BadParameter, ConfigError
 
+MAX_TEMPERATURE = 2
+"""What the server takes over HTTP, so that a value means the same with and without a server."""
+
 _MODEL_HELP = "A hub id (org/name), a folder, a .gguf file, or smollm2."
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP, envvar="MLXPAGED_MODEL")]
@@ -28,7 +31,7 @@ def _flag(name: str, text: str, *more: str, **extra: Any) -> Any:
 
 
 MaxTokens = Annotated[int | None, _flag("--max-tokens", "Most tokens to answer with [until the context is full].")]
-Temperature = Annotated[float | None, _flag("--temperature", "0 is greedy [the model's own default, else 0].")]
+Temperature = Annotated[float | None, _flag("--temperature", "0 (greedy) to 2 [the model's own, else 0].")]
 TopP = Annotated[float | None, _flag("--top-p", "Sample from the likeliest tokens of this total probability.")]
 TopK = Annotated[int | None, _flag("--top-k", "Sample from this many likeliest tokens; 0 is off.")]
 MinP = Annotated[float | None, _flag("--min-p", "Drop tokens below this share of the likeliest one's probability.")]
@@ -77,6 +80,8 @@ class SamplingFlags:
 
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"--max-tokens is {self.max_tokens}; it must be at least 1, or left out")
+        if self.temperature is not None and not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise ConfigError(f"--temperature is {self.temperature}; it must be from 0 (greedy) to {MAX_TEMPERATURE}")
         try:
             SamplingParams(**self.given())  # type: ignore[arg-type]
         except BadParameter as error:
@@ -96,6 +101,19 @@ def sampling_values(flags: Mapping[str, float], defaults: Mapping[str, float]) -
     known = {field.name for field in fields(SamplingParams)}
     own = {name: int(value) if name == "top_k" else value for name, value in defaults.items() if name in known}
     return {**own, **flags}
+
+
+_CONFIG_FIELDS = {"ctx": "context_len", "max_num_seqs": "max_rows", "idle_unload": "idle_unload_s"} | {
+    name: name for name in ("dtype", "memory_budget", "step_budget", "attention", "max_queue")
+}
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises ConfigError, naming the flag, where the flag `name` can never hold `value`, which has its type already."""
+    if name in {field.name for field in fields(SamplingFlags)}:
+        SamplingFlags(**{name: value}).check()
+    elif name in _CONFIG_FIELDS:
+        engine_config(**{"dtype": "auto", "context_len": None, _CONFIG_FIELDS[name]: value})
 
 
 def engine_config(

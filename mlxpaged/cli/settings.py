@@ -41,7 +41,7 @@ def defaults_by_command() -> dict[str, dict[str, Any]]:
     """What each command's flags are by default, as click takes it."""
     found = settings()
     common = {name: value for name, value in found.items() if not isinstance(value, dict) and name not in OWN_KEYS}
-    return {name: {**common, **_section(found, name)} for name in COMMANDS} if found else {}
+    return {name: {**common, **section_of(found, name)} for name in COMMANDS} if found else {}
 
 
 def model_folders() -> list[Path]:
@@ -56,7 +56,7 @@ def get_setting(key: str) -> Any:
     """The value of `key` or `command.key`; None where it is not set."""
     section, _, name = key.rpartition(".")
     found = settings()
-    return (_section(found, section) if section else found).get(name)
+    return (section_of(found, section) if section else found).get(name)
 
 
 def set_setting(key: str, text: str | None) -> None:
@@ -70,8 +70,8 @@ def set_setting(key: str, text: str | None) -> None:
     line = None if text is None else f"{name} = {_as_toml(text)}"
     after = _with_line(before, section, name, line)
     found = tomllib.loads(after)
-    value = (_section(found, section) if section else found).get(name)
-    if value != (None if text is None else tomllib.loads(f"x = {_as_toml(text)}")["x"]):
+    value = (section_of(found, section) if section else found).get(name)
+    if value != (None if text is None else parsed(text)):
         raise ConfigError(f"{file} has {key} in a form that is not changed here; edit it by hand")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -84,11 +84,19 @@ def set_setting(key: str, text: str | None) -> None:
         raise ConfigError(f"cannot write {file}: {error.strerror}; MLXPAGED_CONFIG names another folder") from error
 
 
-def _section(found: dict[str, Any], name: str) -> dict[str, Any]:
+def section_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """What stands under the heading `name`."""
     section = found.get(name, {})
     if not isinstance(section, dict):
         raise ConfigError(f"{name} in {settings_path()} must be a heading: [{name}]")
     return section
+
+
+def parsed(text: str) -> Any:
+    """The value that `set_setting` writes for this text."""
+    import tomllib
+
+    return tomllib.loads(f"x = {_as_toml(text)}")["x"]
 
 
 def _as_toml(text: str) -> str:

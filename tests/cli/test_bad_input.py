@@ -85,7 +85,10 @@ def test_no_server_at_the_address(program: Program) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["run", "smollm2", "hi", "--temperature", "-1"], ["--temperature is -1.0", "0 (greedy)"]),
+        (["run", "smollm2", "hi", "--temperature", "-1"], ["--temperature is -1.0", "from 0 (greedy) to 2"]),
+        (["run", "smollm2", "hi", "--temperature", "5"], ["--temperature is 5.0", "from 0 (greedy) to 2"]),
+        (["chat", "smollm2", "--temperature", "5"], ["--temperature is 5.0", "from 0 (greedy) to 2"]),
+        (["run", "smollm2", "hi", "--temperature", "nan"], ["--temperature is nan", "from 0 (greedy) to 2"]),
         (["run", "smollm2", "hi", "--top-p", "0"], ["--top-p is 0.0"]),
         (["run", "smollm2", "hi", "--max-tokens", "0"], ["--max-tokens is 0", "at least 1"]),
         (["run", "smollm2", "hi", "--dtype", "float8"], ["--dtype is 'float8'", "float32"]),

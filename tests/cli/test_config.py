@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxpaged.cli.doctor import settings_file
 from mlxpaged.cli.settings import set_setting, settings
 from tests.cli.conftest import ROOT, Program
 
@@ -91,14 +92,110 @@ def test_wrong_use_is_one_line(program: Program, args: tuple[str, ...], words: s
     assert ended.code == 2 and words in ended.err and ended.err.count("\n") == 1
 
 
-def test_a_broken_file_is_named_and_a_wrong_value_too(program: Program, file: Path) -> None:
+@pytest.fixture
+def broken(file: Path) -> Path:
     file.parent.mkdir()
     file.write_text("port = = 1")
-    broken = program("version")
-    assert broken.code == 2 and f"{file} cannot be read" in broken.err and "line 1" in broken.err
-    file.write_text('temperature = "warm"')
+    return file
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--help",),
+        ("run", "--help"),
+        ("version",),
+        ("ps",),
+        ("stop",),
+        ("sessions", "list"),
+        ("list",),
+        ("config", "path"),
+        ("completions", "zsh"),
+    ],
+)
+def test_a_broken_file_stops_no_command_that_needs_no_defaults(
+    program: Program, broken: Path, args: tuple[str, ...]
+) -> None:
+    assert program(*args).code == 0
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "scripted", "x"),
+        ("chat", "scripted"),
+        ("tui",),
+        ("serve", "scripted"),
+        ("bench", "engine"),
+        ("load", "scripted"),
+        ("pull",),
+        ("config", "get"),
+        ("config", "set", "port", "9000"),
+    ],
+)
+def test_a_broken_file_is_named_by_a_command_that_needs_it(
+    program: Program, broken: Path, args: tuple[str, ...]
+) -> None:
+    ended = program(*args)
+    assert ended.code == 2 and f"{broken} cannot be read" in ended.err and "line 1" in ended.err
+    assert ended.err.count("\n") == 1 and broken.read_text() == "port = = 1"
+
+
+@pytest.mark.parametrize("text", ["port = = 1", 'temperature = "hot"', "chat = 1", 'model_folders = "~/models"'])
+def test_doctor_reports_a_wrong_file(file: Path, text: str) -> None:
+    assert not settings_file().problem
+    file.parent.mkdir()
+    file.write_text(text)
+    found = settings_file()
+    assert found.problem and str(file) in found.value and str(file) in str(found.advice)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [
+        ("temperature", "hot", "temperature cannot be 'hot': "),
+        ("run.temperature", "5", "--temperature is 5.0; it must be from 0 (greedy) to 2"),
+        ("top_k", "0.5", "top_k cannot be 0.5: "),
+        ("port", "70000", "65535"),
+        ("ctx", "3", "--ctx is 3; it must be at least 16"),
+        ("memory_budget", "lots", "like 6GB"),
+        ("dtype", "float8", "it must be one of"),
+        ("prefix_cache", "perhaps", "prefix_cache cannot be 'perhaps': "),
+        ("model_folders", "~/models", "it must be a list"),
+    ],
+)
+def test_a_value_that_no_flag_can_have_is_not_set(
+    program: Program, file: Path, key: str, text: str, words: str
+) -> None:
+    ended = program("config", "set", key, text)
+    assert ended.code == 2 and words in ended.err and ended.err.count("\n") == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "key"), [('temperature = "hot"', "temperature"), ("[run]\ntemperature = 5", "run.temperature")]
+)
+def test_a_wrong_value_in_the_file_is_blamed_on_the_file(program: Program, file: Path, text: str, key: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
     wrong = program("run", "scripted", "x")
-    assert wrong.code == 2 and "--temperature" in wrong.err
+    assert wrong.code == 2 and f"{file} has {key} = " in wrong.err and "MLXPAGED_TEMPERATURE" not in wrong.err
+    assert program("version").code == 0
+    assert program("config", "set", key, "0.5").code == 0
+    assert asked(program) == "temperature=0.5"
+
+
+def test_a_list_and_a_key_of_one_command_can_be_set(program: Program, file: Path) -> None:
+    assert program("config", "set", "serve.api_key", '["a-key-of-sixteen"]').code == 0
+    assert program("config", "set", "chat.api_key", "a-key-of-sixteen").code == 0
+    assert program("config", "set", "api_key", "a-key-of-sixteen").code == 0
+
+
+def test_a_key_in_the_wrong_form_is_not_told(program: Program, file: Path) -> None:
+    refused = program("config", "set", "serve.api_key", "a-key-of-sixteen")
+    assert refused.err == "mlxpaged: serve.api_key cannot be (a key): it must be a list for `mlxpaged serve`\n"
+    assert program("config", "set", "api_key", "a-key-of-sixteen").code == 0
+    assert "a-key-of-sixteen" not in program("serve", "scripted").err + str(settings_file().advice)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

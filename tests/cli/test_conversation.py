@@ -180,6 +180,7 @@ def test_models_and_another_model() -> None:
         ("/params top_k 1.5", "a whole number"),
         ("/params temperature nan", "temperature is nan"),
         ("/params temperature -1", "from 0"),
+        ("/params temperature 5", "temperature is 5; it must be from 0 .* to 2, or default"),
         ("/frobnicate", "there is no /frobnicate"),
     ],
 )
