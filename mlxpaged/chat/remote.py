@@ -109,14 +109,16 @@ class RemoteBackend:
             return response
         except httpx.TransportError as error:
             raise Unreachable(
-                f"no server answers at {self.url} ({type(error).__name__}); start one with `mlxpaged serve`, "
-                "or give its address with --url"
+                f"no server answers at {self.url}; start one with `mlxpaged serve`, or give its address with --url"
             ) from error
+
+
+_CUT = "the server's connection ended in mid-reply"
 
 
 async def _pump(response: httpx.Response, reply: Reply) -> None:
     """Read one event stream into a reply; whatever happens, the reply ends."""
-    final = Delta(finish=FinishReason.ERROR, error="the server closed the stream in the middle of the reply")
+    final = Delta(finish=FinishReason.ERROR, error=_CUT)
     try:
         async with aclosing(_deltas(response)) as deltas:
             async for delta in deltas:
@@ -126,8 +128,10 @@ async def _pump(response: httpx.Response, reply: Reply) -> None:
                     final = delta
     except asyncio.CancelledError:
         final = Delta(finish=FinishReason.CANCELLED)
-    except (httpx.TransportError, msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError) as error:
-        final = Delta(finish=FinishReason.ERROR, error=f"the server's stream broke: {type(error).__name__}")
+    except httpx.TransportError:
+        final = Delta(finish=FinishReason.ERROR, error=_CUT)
+    except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError):
+        final = Delta(finish=FinishReason.ERROR, error="the server's stream is not one of ours; check --url")
     finally:
         reply.take(final)
         await response.aclose()

@@ -216,13 +216,15 @@ class ChatLoop:
                 exchange.view.refresh()
                 if exchange.draft:
                     exchange.draft.tick()
+            error = None if task.cancelled() else task.exception()
             exchange.view.finish()
-        error = None if task.cancelled() else task.exception()
         if error is None:
             self._keep(exchange)
             return
-        if not isinstance(error, MlxpagedError) or self._load_error():
+        if self._load_error():
             self._without_reply(exchange)
+            raise error
+        if not isinstance(error, MlxpagedError):
             raise error
         self._warn(f"{error} ({self._without_reply(exchange)})")
 
@@ -289,7 +291,8 @@ class ChatLoop:
         last = exchange.last
         finish = last.finish if last and last.finish else FinishReason.CANCELLED
         if finish is FinishReason.ERROR:
-            self._warn(f"the reply broke off: {last.error if last and last.error else 'no reason given'}")
+            way_on = "; /continue goes on with it" if exchange.text and not self._page.quiet else ""
+            self._warn(f"the reply broke off: {last.error if last and last.error else 'no reason given'}{way_on}")
         if not exchange.text and finish in {FinishReason.ERROR, FinishReason.CANCELLED}:
             self._page.say(f"No reply came; {self._without_reply(exchange)}.")
             return

@@ -189,6 +189,7 @@ def test_an_error_event_and_a_stream_cut_short_end_the_reply_with_an_error() -> 
 
     deltas = asyncio.run(read())
     assert (deltas[0].text, deltas[-1].finish) == ("a", FinishReason.ERROR)
+    assert deltas[-1].error == "the server's connection ended in mid-reply"
 
 
 @pytest.mark.parametrize(
@@ -200,4 +201,5 @@ def test_a_stream_that_is_not_ours_ends_the_reply_with_an_error(data: bytes) -> 
     async def read() -> list[Delta]:
         return [delta async for delta in await RemoteBackend("http://x", transport=transport).start(HELLO, PLAIN)]
 
-    assert asyncio.run(read())[-1].finish is FinishReason.ERROR
+    last = asyncio.run(read())[-1]
+    assert (last.finish, last.error) == (FinishReason.ERROR, "the server's stream is not one of ours; check --url")
