@@ -160,13 +160,12 @@ def _facts(about: Description) -> list[tuple[str, str]]:
 
 
 def _memory(about: Description) -> str:
-    plan = f"{size(about.num_bytes)} for weights"
-    if not about.kv_bytes_per_token:
-        return plan
-    whole = about.kv_bytes_per_token * (about.context_len or 0)
-    return (
-        f"{plan}, and K/V {size(about.kv_bytes_per_token * 1000)} per 1,000 tokens ({size(whole)} for a full context)"
-    )
+    """What the files tell; how weights are held in memory depends on the machine, which only mlx knows."""
+    plan = f"{size(about.num_bytes)} of weights on disk"
+    if about.kv_bytes_per_token:
+        whole = about.kv_bytes_per_token * (about.context_len or 0)
+        plan += f", K/V {size(about.kv_bytes_per_token * 1000)} per 1,000 tokens ({size(whole)} for a full context)"
+    return f"{plan}; `mlxpaged load {about.name} --estimate` says what it takes on this machine"
 
 
 def _print_first_models(as_json: bool) -> None:

@@ -14,7 +14,7 @@ from .. import paths
 from ..errors import ConfigError
 
 _ALIAS = re.compile(r"[\w][\w.:-]*")
-_RESERVED = {"smollm2", "default"}
+_RESERVED = {"default"}
 
 
 def kept_path() -> Path:
@@ -29,6 +29,8 @@ def aliases() -> dict[str, str]:
 
 def set_alias(alias: str, model: str) -> None:
     """Let `alias` stand for `model`. Raises ConfigError for a name that means something else, or an unwritable file."""
+    if alias == "smollm2":
+        raise ConfigError("smollm2 is the name of the embedded model; choose another, such as qwen or my-model")
     if not _ALIAS.fullmatch(alias) or alias in _RESERVED or alias.endswith(".gguf"):
         raise ConfigError(
             f"{alias!r} cannot be an alias; use letters, digits, dots and dashes, such as qwen or my-model"

@@ -67,7 +67,10 @@ def test_a_model_is_pulled_checked_listed_shown_named_and_removed(online: Progra
     assert (shown["family"], shown["quantisation"], shown["context_len"]) == ("qwen3", "4 bits", 4096)
     assert (shown["kv_bytes_per_token"], shown["template_bytes"]) == (2 * 4 * 2 * 16 * 2, 14)
     assert online("cp", "org/tiny", "mini").code == 0
-    assert "qwen3" in online("show", "mini").out
+    shown_again = online("show", "mini").out
+    assert "qwen3" in shown_again
+    assert "0 MB of weights on disk, K/V " in shown_again
+    assert "`mlxpaged load org/tiny --estimate` says what it takes on this machine" in shown_again
     assert online("list").out.splitlines()[1].split() == ["org/tiny", "0", "MB", "mlxpaged", "mini"]
     assert online("rm", "mini").err == "mlxpaged: the alias mini is gone; the model stays\n"
     assert online("rm", "org/tiny").code == 0
@@ -169,11 +172,19 @@ def test_models_to_begin_with_fit_the_machine(program: Program) -> None:
     assert "`mlxpaged pull NAME` fetches one" in shown.err
 
 
-@pytest.mark.parametrize("alias", ["smollm2", "a/b", "x.gguf", "", "default"])
-def test_an_alias_that_means_something_else_is_refused(program: Program, tmp_path: Path, alias: str) -> None:
+@pytest.mark.parametrize(
+    ("alias", "words"),
+    [
+        ("smollm2", "smollm2 is the name of the embedded model; choose another"),
+        *((name, "cannot be an alias") for name in ("a/b", "x.gguf", "", "default")),
+    ],
+)
+def test_an_alias_that_means_something_else_is_refused(
+    program: Program, tmp_path: Path, alias: str, words: str
+) -> None:
     (tmp_path / "own.gguf").write_bytes(b"GGUF")
     ended = program("cp", str(tmp_path / "own.gguf"), alias)
-    assert ended.code == 2 and "cannot be an alias" in ended.err
+    assert ended.code == 2 and words in ended.err
 
 
 @pytest.mark.smollm2
