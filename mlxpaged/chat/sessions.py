@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 from ..engine.events import Timing, Usage
+from ..errors import ConfigError
 
 State = Literal["streaming", "done", "stopped", "error", "interrupted"]
 """streaming: some process is making this reply now. interrupted: that process ended before the reply did."""
@@ -141,6 +144,21 @@ def as_json(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
     return {"format": "mlxpaged-session", "version": 1, **about, "messages": [_message_json(one) for one in messages]}
 
 
+def from_json(record: Any) -> tuple[Session, list[Message]]:
+    """A session and its turns from what `as_json` made. Raises ConfigError for anything else."""
+    if not isinstance(record, dict) or record.get("format") != "mlxpaged-session":
+        raise ConfigError("it holds no conversation of mlxpaged; `mlxpaged sessions export --format json` makes one")
+    if record.get("version") != 1:
+        raise ConfigError(f"it is of version {record.get('version')}, this mlxpaged reads version 1; update mlxpaged")
+    about = {name: value for name, value in record.items() if name not in {"format", "version", "messages"}}
+    try:
+        session = msgspec.convert(about, Session)
+        turns = [msgspec.convert({"session": session.id, **turn}, Message) for turn in record["messages"]]
+        return session, turns
+    except (msgspec.ValidationError, LookupError, TypeError) as error:
+        raise ConfigError(f"a conversation in it is damaged ({error})") from error
+
+
 def as_markdown(session: Session, messages: Sequence[Message]) -> str:
     """A session to read or to paste elsewhere."""
     lines = [f"# {session.title or 'Untitled'}", ""]
@@ -156,4 +174,6 @@ def as_markdown(session: Session, messages: Sequence[Message]) -> str:
 
 
 def _message_json(message: Message) -> dict[str, Any]:
-    return {name: value for name, value in asdict(message).items() if name != "session" and value not in (None, "")}
+    """`content` is always there, the others where there is something to say."""
+    about = {name: value for name, value in asdict(message).items() if name != "session" and value not in (None, "")}
+    return {"content": "", **about}

@@ -29,7 +29,7 @@ from typing import Any
 
 from .. import paths
 from ..engine.events import Timing, Usage
-from ..errors import NoSession, SessionBusy
+from ..errors import ConfigError, NoSession, SessionBusy
 from .session_file import SessionFileError, in_words, memory, open_file, session_path
 from .sessions import (
     Message,
@@ -221,6 +221,36 @@ class Store:
                 one = replace(one, id=new_id(), session=new.id, parent=before, state=state)
                 before = self._add(one)
             return self.session(new.id)
+
+    def take_in(self, found: Sequence[tuple[Session, Sequence[Message]]]) -> None:
+        """Keep sessions that were written out (see `sessions.from_json`), closed. One that is here with other turns
+        becomes a session of its own. Raises ConfigError, and keeps none, where one is here already or has no turns."""
+        with self._lock:
+            here = {one.id for one in self.sessions()}
+            for session, messages in found:
+                name = session.title or session.id
+                if not messages:
+                    raise ConfigError(f"the conversation {name!r} has no turns")
+                known = {(one.id, one.content) for one in self.messages(session.id)} if session.id in here else set()
+                if all((one.id, one.content) in known for one in messages):
+                    raise ConfigError(f"the conversation {name!r} is here already (id {session.id})")
+            for session, messages in found:
+                self._take_in(session, messages, session.id in here)
+
+    def _take_in(self, session: Session, messages: Sequence[Message], anew: bool) -> None:
+        if anew:
+            session = replace(session, id=new_id(), title=f"{session.title} (imported)", parent=session.id)
+        params, when = json.dumps(dict(session.params)), (session.created, session.updated)
+        about = (session.id, session.title, session.model, session.system, params, *when, session.parent)
+        self._open.execute(_insert("session", _SESSION), (*about, None, self._me))
+        self._drafts.add(session.id)
+        before = None
+        for one in messages:
+            state: State = "interrupted" if one.state == "streaming" else one.state
+            own = new_id() if anew else one.id
+            before = self._add(replace(one, id=own, session=session.id, parent=before, state=state))
+        self._set(session.id, "updated", session.updated)
+        self.release(session.id)
 
     def rename(self, session_id: str, title: str) -> None:
         """Give a session a title; one that is open elsewhere too."""

@@ -93,7 +93,7 @@ def chat(
             return int(loop.failed and not watched)
     finally:
         if rescued := store.close():
-            complain(f"{store.problem}; this conversation is in {rescued}")
+            complain(f"{store.problem}; this conversation is in {rescued}; `mlxpaged sessions import` takes it in")
 
 
 def _store(ephemeral: bool) -> Store:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, MlxpagedError
+from .exits import complain
 from .listing import age, columns, session_lines
 
 if TYPE_CHECKING:
@@ -97,6 +98,28 @@ def export(
         raise ConfigError(f"cannot write {output}: {error.strerror}; give --output another place") from error
 
 
+@sessions.command("import")
+def take_in(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export --format json` or a rescue wrote.")],
+) -> None:
+    """Take conversations in that were written out as JSON."""
+    from ..chat.sessions import from_json
+
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError:
+        raise ConfigError(f"{file} is not JSON; give what `mlxpaged sessions export --format json` wrote") from None
+    try:
+        read = [from_json(one) for one in (found if isinstance(found, list) else [found])]
+        with _store(writes=True, makes=True) as store:
+            store.take_in(read)
+    except ConfigError as error:
+        raise ConfigError(f"cannot import {file}: {error}") from error
+    complain(f"{len(read)} conversation{'s' * (len(read) != 1)} taken in from {file}")
+
+
 @sessions.command("rename")
 def rename(name: Name, title: Annotated[str, typer.Argument(help="The new title.")]) -> None:
     """Give a conversation a title."""
@@ -128,12 +151,13 @@ def path() -> None:
 
 
 @contextmanager
-def _store(writes: bool = False) -> Iterator[Store]:
-    """The user's own sessions. A file that cannot be used is an error here; nothing is made where there is none."""
+def _store(writes: bool = False, makes: bool = False) -> Iterator[Store]:
+    """The user's own sessions. A file that cannot be used is an error here; where there is none, one is made only if
+    `makes`."""
     from ..chat.session_file import session_path
     from ..chat.store import Store
 
-    store = Store.open() if session_path().exists() else Store(None)
+    store = Store.open() if makes or session_path().exists() else Store(None)
     try:
         if store.problem:
             raise MlxpagedError(store.problem)

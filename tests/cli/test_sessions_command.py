@@ -60,6 +60,49 @@ def test_show_search_and_export(program: Program, store: Store, tmp_path: Path) 
     assert len(json.loads(program("sessions", "export", "--all").out)) == 2
 
 
+def test_what_was_written_out_comes_back_as_it_was(program: Program, store: Store, tmp_path: Path) -> None:
+    target = tmp_path / "all.json"
+    assert program("sessions", "export", "--all", "-o", str(target)).code == 0
+    again = program("sessions", "import", str(target))
+    assert again.code == 2 and "is here already" in again.err
+    elsewhere = {"MLXPAGED_DATA": str(tmp_path / "elsewhere")}
+    taken = program("sessions", "import", str(target), **elsewhere)
+    assert (taken.code, taken.err) == (0, f"mlxpaged: 2 conversations taken in from {target}\n")
+    assert json.loads(program("sessions", "export", "--all", **elsewhere).out) == json.loads(target.read_text())
+
+
+def test_a_conversation_that_went_on_elsewhere_is_taken_in_beside_the_one_here(
+    program: Program, store: Store, tmp_path: Path
+) -> None:
+    whole = json.loads(program("sessions", "export", "foxes", "--format", "json").out)
+    whole["messages"][1]["content"] = "They are quick and red."
+    (tmp_path / "longer.json").write_text(json.dumps([whole]))
+    assert program("sessions", "import", "longer.json").code == 0
+    assert len(json.loads(program("sessions", "list", "--json").out)) == 3
+    assert "quick and red" in program("sessions", "search", "and red").out
+    assert "They are quick." in program("sessions", "show", whole["id"]).out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("not json", "is not JSON"),
+        ("[1]", "holds no conversation of mlxpaged"),
+        ('{"format": "mlxpaged-session", "version": 9}', "is of version 9"),
+        ('{"format": "mlxpaged-session", "version": 1, "id": 3, "messages": []}', "is damaged"),
+        ('{"format": "mlxpaged-session", "version": 1, "id": "A"}', "is damaged"),
+        ('{"format": "mlxpaged-session", "version": 1, "id": "A", "messages": []}', "has no turns"),
+    ],
+)
+def test_another_file_is_not_taken_in(program: Program, tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "other.json").write_text(content)
+    ended = program("sessions", "import", "other.json")
+    assert ended.code == 2 and words in ended.err and ended.err.count("\n") == 1
+    assert program("sessions", "import", "absent.json").err == (
+        "mlxpaged: cannot read absent.json: No such file or directory\n"
+    )
+
+
 def test_rename_and_remove(program: Program, store: Store) -> None:
     assert program("sessions", "rename", "foxes", "Animals").code == 0
     assert program("sessions", "rm", "漢字").code == 0
