@@ -146,7 +146,7 @@ def test_a_state_folder_that_cannot_be_written_names_the_way_out(
 
 
 def test_an_address_that_does_not_answer_is_unreachable() -> None:
-    with pytest.raises(Unreachable, match=r"no server answers at http://127.0.0.1:9 .*mlxpaged serve"):
+    with pytest.raises(Unreachable, match=r"no server answers at http://127.0.0.1:9; .*mlxpaged serve"):
         run(attach(url="http://127.0.0.1:9"))
 
 

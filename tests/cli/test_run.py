@@ -97,4 +97,4 @@ def test_a_reader_that_leaves_early_causes_no_noise(environment: dict[str, str])
         assert process.stdout and process.stderr
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(20) == 1
+        assert process.wait(20) == 0
