@@ -138,7 +138,8 @@ def _short_of(config: EngineConfig, plan: MemoryPlan) -> tuple[str, ...]:
 def _ways(path: AttentionPath, config: EngineConfig) -> dict[str, Any]:
     """How the runner builds its steps on this device."""
     return {
-        "compiled": config.compiled and path.launcher is not None,
+        # Only where it was seen to keep the order of in-place writes; no self-test covers it on Metal yet.
+        "compiled": config.compiled and path.launcher is not None and path.device.kind == "cuda",
         "dense_above": CUDA_DENSE_ABOVE if path.device.kind == "cuda" else None,
     }
 
