@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench_figures import RATIOS, Figures, Load, Run, agreement, figures, medians, occupancy, paired_ratios
 
 from mlxpaged.errors import ConfigError, MlxpagedError
-from mlxpaged.model.blas import open_system_blas
+from mlxpaged.model.startup import before_mlx
 
 if TYPE_CHECKING:
     from bench_engines import Ours, Theirs
@@ -34,7 +34,7 @@ AGAINST = ("static", "sequential")
 
 def main() -> int:
     arguments = parse_arguments()
-    open_system_blas()  # before anything imports mlx.core
+    before_mlx()
     try:
         report = bench(arguments)
     except MlxpagedError as error:

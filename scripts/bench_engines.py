@@ -74,14 +74,14 @@ class Ours:
         built = build(loaded, config)
         if built.served_by != "paged":
             raise UnsupportedModel(f"there is nothing to compare: {'; '.join(built.notes)}")
-        self._core = built.core
+        self.core = built.core
         spec = probe(loaded.model)
         self._block_bytes = [spec.block_bytes(group) for group in range(len(spec.windows))]
         self.slot_bytes = sum(self._block_bytes) / BLOCK_SIZE
 
     @property
     def pool_slots(self) -> int:
-        return sum(pool.num_blocks - 1 for pool in self._core.scheduler.blocks.pools) * BLOCK_SIZE
+        return sum(pool.num_blocks - 1 for pool in self.core.scheduler.blocks.pools) * BLOCK_SIZE
 
     def resident_bytes(self) -> int:
         """What the engine holds between runs, pool included; it lies in memory while the others run."""
@@ -89,7 +89,7 @@ class Ours:
 
     def serve(self, load: Load) -> Run:
         """Nothing of earlier runs is found: each starts with an empty prefix cache."""
-        core, run = self._core, Run.of(load, self._width)
+        core, run = self.core, Run.of(load, self._width)
         scheduler = core.scheduler
         scheduler.blocks.forget()
         steps, cached = scheduler.steps, scheduler.cached_tokens
@@ -119,7 +119,7 @@ class Ours:
 
     def _slots(self) -> tuple[float, int]:
         """(slots of blocks that rows hold, tokens of those rows whose K and V are committed)."""
-        scheduler = self._core.scheduler
+        scheduler = self.core.scheduler
         held = [pool.num_blocks - 1 - pool.num_free for pool in scheduler.blocks.pools]
         held_bytes = sum(count * size for count, size in zip(held, self._block_bytes, strict=True))
         table = scheduler.table

@@ -1,5 +1,5 @@
 """The models and loads of scripts/bench_batch.py: what "tiny", "1b" and "8b" are, how weights are held, which prompts
-are drawn. Measures nothing. Importing this imports mlx.core; call `open_system_blas` before."""
+are drawn. Measures nothing. Importing this imports mlx.core; call `before_mlx` before."""
 
 from __future__ import annotations
 

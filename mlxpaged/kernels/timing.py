@@ -147,14 +147,14 @@ def prepare(launch: Launcher, template: KernelTemplate, rows: int, context: int)
     num_bytes = elements * DTYPES[template.dtype].size
     if num_bytes > _MOST_BYTES:
         return None
-    layer = _Layer(launch, template, rows, context, calls=max(1, min(_MOST_CALLS, _MOST_BYTES // 4 // num_bytes)))
+    layer = LayerWays(launch, template, rows, context, calls=max(1, min(_MOST_CALLS, _MOST_BYTES // 4 // num_bytes)))
     return Ways(layer.by_kernel, layer.by_gather, layer.calls)
 
 
 _MOST_CALLS = 8
 
 
-class _Layer:
+class LayerWays:
     """One attention layer of `rows` rows, each `context` tokens long, and the two ways to attend over it. A way makes
     `calls` calls, each taking the last one's token, so that starting and waiting weigh little."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..kernels.launch import padded
+from .chunkbatch import ChunkBatch
 from .inputs import ChunkInputs, StepInputs
 from .kvpool import Asked, KVPool
 from .seam import KVHandle, Window
@@ -33,7 +34,7 @@ class AttentionStep:
         self.offset = offset  # int32 [T]
         self.slots = slots  # per KV group, int32 [>= T]
         self._masks: dict[Any, mx.array] = {}
-        self._rounded: dict[tuple[int, int], tuple[ChunkInputs, int, int]] = {}
+        self._batches: dict[int, ChunkBatch] = {}
 
     @classmethod
     def of(cls, inputs: StepInputs, pool: KVPool) -> AttentionStep:
@@ -58,12 +59,11 @@ class AttentionStep:
             self._masks[key] = self.decode[group].mask(window)
         return self._masks[key]
 
-    def rounded(self, chunk: ChunkInputs, multiple: int) -> tuple[ChunkInputs, int, int]:
-        """ChunkInputs.rounded(), once for all layers."""
-        key = (chunk.entry, chunk.first)
-        if key not in self._rounded:
-            self._rounded[key] = chunk.rounded(multiple)
-        return self._rounded[key]
+    def chunk_batch(self, group: int, chunks: Sequence[ChunkInputs], unit: int | None) -> ChunkBatch:
+        """ChunkBatch.of() the group's long `chunks`, once for all its layers."""
+        if group not in self._batches:
+            self._batches[group] = ChunkBatch.of(chunks, self.offset.size, unit)
+        return self._batches[group]
 
     def chunk_mask(self, chunk: ChunkInputs, window: int | None) -> mx.array | str:
         """The mask over a chunk's positions: "causal" is aligned to the lower right corner."""
@@ -89,7 +89,7 @@ class PagedLayer:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[KVHandle, KVHandle]:
         """Store K and V [T, heads, 1, width] of the step's tokens; the handles stand for everything stored so far."""
-        self._step.pool.write(self._index, self._step.slots[self._group], keys[:, :, 0], values[:, :, 0])
+        self._step.pool.write(self._index, self._step.slots[self._group], keys.squeeze(2), values.squeeze(2))
         return KVHandle(self, keys), KVHandle(self, values)
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Window | None:
@@ -101,10 +101,9 @@ class PagedLayer:
             raise TypeError("the model built its own mask")
         windows = [size for size in (self._window, mask.size if mask else None) if size is not None]
         asked = Asked(scale, min(windows) if windows else None, sinks)
-        step, outputs = self._step, []
-        if count := step.num_decode:
-            outputs.append(step.pool.decode(self._index, step, queries[:count], asked))
-        for chunk in step.chunks[self._group]:
-            part = queries[chunk.entry : chunk.entry + chunk.length]
-            outputs.append(step.pool.prefill(self._index, step, chunk, part, asked))
+        step, count = self._step, self._step.num_decode
+        if not step.chunks[self._group]:
+            return step.pool.decode(self._index, step, queries, asked)
+        decoded = [step.pool.decode(self._index, step, queries[:count], asked)] if count else []
+        outputs = decoded + step.pool.prefill(self._index, step, queries, asked)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)

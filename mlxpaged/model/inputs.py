@@ -4,7 +4,7 @@ the step and never writes the table."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
@@ -37,22 +37,6 @@ class ChunkInputs:
     def kv_len(self) -> int:
         """Positions from `first` to the chunk's last query, itself included."""
         return self.start + self.length - self.first
-
-    @cached_property
-    def device_slots(self) -> mx.array:
-        """int32 [kv_len]: the slots of those positions, those of the null block where no block is held."""
-        slots = self.block_ids[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int32)
-        filled = np.zeros(max(self.kv_len, slots.size), np.int32)
-        filled[: slots.size] = slots.reshape(-1)
-        return padded(filled[: self.kv_len])
-
-    def rounded(self, multiple: int) -> tuple[ChunkInputs, int, int]:
-        """The same chunk with made-up queries in front and behind, so that its length and kv_len are multiples; and
-        how many of each. Real queries still see just what they saw: those behind come after them, those in front only
-        look."""
-        behind = -self.kv_len % multiple
-        front = -(self.length + behind) % multiple
-        return replace(self, length=front + self.length + behind, start=self.start - front), front, behind
 
     @cached_property
     def full_table(self) -> mx.array:

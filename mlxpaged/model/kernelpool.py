@@ -39,8 +39,7 @@ UseKernel = Callable[[int, int], bool]
 class KernelPool:
     """The pool's arrays are replaced only by `resize`, with nothing in flight; else only their contents change.
 
-    `round_chunks`: prefill attention sees lengths that are multiples of it only. On CUDA each new shape costs a plan of
-    cuDNN's, tens of milliseconds.
+    `round_chunks`: the unit in which prefill attention's lengths are rounded; see chunkbatch.py.
     """
 
     def __init__(
@@ -110,18 +109,37 @@ class KernelPool:
         )
         return out.transpose(0, 2, 1, 3)
 
-    def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
-        if chunk.length <= SHORT_CHUNK:
-            return self._short_chunk(layer, chunk, queries, asked)
-        front, length = 0, chunk.length
-        if self._round_chunks:
-            chunk, front, behind = step.rounded(chunk, self._round_chunks)
-            queries = mx.pad(queries, [(front, behind), (0, 0), (0, 0), (0, 0)])
+    def prefill(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> list[mx.array]:
+        group = self.spec.group_of[layer]
+        chunks = step.chunks[group]
+        long = [chunk for chunk in chunks if chunk.length > SHORT_CHUNK]
+        outputs = iter(self._long_chunks(layer, step, long, queries, asked) if long else ())
+        return [
+            self._short_chunk(layer, chunk, queries[chunk.entry : chunk.entry + chunk.length], asked)
+            if chunk.length <= SHORT_CHUNK
+            else next(outputs)
+            for chunk in chunks
+        ]
+
+    def _long_chunks(
+        self, layer: int, step: AttentionStep, chunks: Sequence[ChunkInputs], queries: mx.array, asked: Asked
+    ) -> list[mx.array]:
+        """K and V of all chunks are gathered at once, then each attends to its own."""
+        batch = step.chunk_batch(self.spec.group_of[layer], chunks, self._round_chunks)
         keys, values, self.token = kv_gather(
-            self._launch, *self._pools[layer], chunk.device_slots, chunk.kv_len, self.token
+            self._launch, *self._pools[layer], batch.slots, batch.num_slots, self.token
         )
-        out = chunk_attention(queries, keys, values, step.chunk_mask(chunk, asked.window), asked)
-        return out[front : front + length]
+        keys, values = (gathered.transpose(1, 0, 2)[None] for gathered in (keys, values))
+        queries, outputs = batch.widened(queries), []
+        for run in batch.runs:
+            kv, mine = (
+                slice(run.kv_begin, run.kv_begin + run.inputs.kv_len),
+                slice(run.begin, run.begin + run.inputs.length),
+            )
+            mask = step.chunk_mask(run.inputs, asked.window)
+            out = chunk_attention(queries[mine], keys[:, :, kv], values[:, :, kv], mask, asked)
+            outputs.append(out[run.front : run.front + run.length])
+        return outputs
 
     def _short_chunk(self, layer: int, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
         # A power of two of positions, so that few variants are compiled; those added in front are dropped again.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from ..sched.requests import BlockCopy
-from .inputs import ChunkInputs
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
@@ -49,8 +48,9 @@ class KVPool(Protocol):
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         """Attention of the step's decode entries, queries [B, heads, 1, k_width], each over its row's context."""
 
-    def prefill(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
-        """Attention of one chunk, queries [length, heads, 1, k_width], over its row up to each query."""
+    def prefill(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> list[mx.array]:
+        """Attention of the step's chunks, in order, each over its row up to each query; `queries` are those of the
+        whole step, [T, heads, 1, k_width]."""
 
     def pending(self) -> list[mx.array]:
         """What a step must evaluate so that all its writes happen."""
@@ -77,12 +77,12 @@ def resized(array: mx.array, num_blocks: int) -> mx.array:
 def chunk_attention(
     queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | str, asked: Asked
 ) -> mx.array:
-    """queries [length, heads, 1, width] over contiguous keys and values [S, heads, width], the last query aligned with
-    the last key: [length, heads, 1, v_width]. Stock fused attention, so Apple's own prefill kernels serve it."""
+    """queries [length, heads, 1, width] over keys and values [1, heads, S, width], the last query aligned with the last
+    key: [length, heads, 1, v_width]. Stock fused attention, so Apple's own prefill kernels serve it."""
     attended = mx.fast.scaled_dot_product_attention(
         queries.transpose(2, 1, 0, 3),  # [1, heads, length, width]
-        mx.contiguous(keys.transpose(1, 0, 2))[None],
-        mx.contiguous(values.transpose(1, 0, 2))[None],
+        keys,
+        values,
         scale=asked.scale,
         mask=mask,
         sinks=asked.sinks,

@@ -17,8 +17,8 @@ from ..sched.requests import MAX_TOP_LOGPROBS, StepPlan, StepResult, TokenLogpro
 from ..sched.table import RequestTable
 from .scoring import Scored
 
-_BEST = 1024
-"""Top-k and top-p look at so many best logits first; all of them are sorted only when their mass is below top_p."""
+BEST = 1024
+"""On a CPU top-k and top-p look at so many best logits first; all are sorted only when their mass is below top_p."""
 _HIDDEN = -1e30
 """Finite, so that a masked logit plus noise never becomes NaN."""
 
@@ -46,10 +46,15 @@ class Sampled:
 
 
 class Sampler:
-    """Samples a step's decode entries and keeps the counts that penalties need, one row of counts per table row."""
+    """Samples a step's decode entries and keeps the counts that penalties need, one row of counts per table row.
 
-    def __init__(self, num_rows: int, vocab_size: int) -> None:
+    `best`: see BEST. None sorts all logits at once: MLX's partition is a sort on a GPU anyway, and to look at the mass
+    would be to wait for the device.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, best: int | None = BEST) -> None:
         self.vocab_size = vocab_size
+        self._best = best
         self._num_rows = num_rows
         self._prompt: mx.array | None = None  # bool [R, V]: ids of the prompt
         self._counts: mx.array | None = None  # int32 [R, V]: how often the reply holds an id
@@ -72,8 +77,10 @@ class Sampler:
             logits = mx.where(allowed, logits, _HIDDEN)
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         noisy = np.flatnonzero(table.temperature[rows] > 0)
-        if len(noisy):
-            chosen = _sample(logits[mx.array(noisy)], rows[noisy], plan.decode_positions[noisy], table)
+        if len(noisy) == len(rows):
+            tokens = self._sample(logits, rows, plan.decode_positions, table).astype(mx.int32)
+        elif len(noisy):
+            chosen = self._sample(logits[mx.array(noisy)], rows[noisy], plan.decode_positions[noisy], table)
             tokens[mx.array(noisy)] = chosen.astype(mx.int32)
         if len(penalised):
             assert self._counts is not None
@@ -113,6 +120,21 @@ class Sampler:
         logits = mx.where(self._prompt[places] | (counts > 0), repeated, logits)
         return logits - frequency * counts - presence * (counts > 0)
 
+    def _sample(self, logits: mx.array, rows: np.ndarray, positions: np.ndarray, table: RequestTable) -> mx.array:
+        """ids [S] drawn from logits [S, V] by each row's temperature and filters."""
+        scaled = logits / mx.array(table.temperature[rows])[:, None]
+        top_k, top_p, min_p = table.top_k[rows], table.top_p[rows], table.min_p[rows]
+        if np.any(min_p > 0):
+            least = scaled.max(axis=-1, keepdims=True) + mx.array(np.log(np.maximum(min_p, 1e-30)))[:, None]
+            scaled = mx.where(scaled >= least, scaled, _HIDDEN)
+        cut = np.flatnonzero((top_k > 0) | (top_p < 1))
+        if len(cut) == len(rows):
+            scaled = _cut(scaled, top_k, top_p, self._best)
+        elif len(cut):
+            places = mx.array(cut)
+            scaled[places] = _cut(scaled[places], top_k[cut], top_p[cut], self._best)
+        return mx.argmax(scaled + gumbel(table.seed[rows], table.choice[rows], positions, scaled.shape[-1]), axis=-1)
+
 
 def _biased(logits: mx.array, plan: StepPlan, table: RequestTable) -> mx.array:
     """Add logit biases, and hide end ids from replies shorter than min_tokens."""
@@ -135,25 +157,11 @@ def _biased(logits: mx.array, plan: StepPlan, table: RequestTable) -> mx.array:
     return logits.at[mx.array(entries), mx.array(ids)].add(mx.array(biases, mx.float32))
 
 
-def _sample(logits: mx.array, rows: np.ndarray, positions: np.ndarray, table: RequestTable) -> mx.array:
-    """ids [S] drawn from logits [S, V] by each row's temperature and filters."""
-    scaled = logits / mx.array(table.temperature[rows])[:, None]
-    top_k, top_p, min_p = table.top_k[rows], table.top_p[rows], table.min_p[rows]
-    if np.any(min_p > 0):
-        least = scaled.max(axis=-1, keepdims=True) + mx.array(np.log(np.maximum(min_p, 1e-30)))[:, None]
-        scaled = mx.where(scaled >= least, scaled, _HIDDEN)
-    cut = np.flatnonzero((top_k > 0) | (top_p < 1))
-    if len(cut):
-        places = mx.array(cut)
-        scaled[places] = _cut(scaled[places], top_k[cut], top_p[cut])
-    return mx.argmax(scaled + gumbel(table.seed[rows], table.choice[rows], positions, scaled.shape[-1]), axis=-1)
-
-
-def _cut(scaled: mx.array, top_k: np.ndarray, top_p: np.ndarray) -> mx.array:
-    """Hide what top-k, then top-p, exclude from scaled logits [S, V]."""
+def _cut(scaled: mx.array, top_k: np.ndarray, top_p: np.ndarray, best: int | None) -> mx.array:
+    """Hide what top-k, then top-p, exclude from scaled logits [S, V]. `best`: see Sampler."""
     vocab = scaled.shape[-1]
     k = np.where(top_k > 0, np.minimum(top_k, vocab), vocab)
-    best = min(vocab, max(_BEST, int(k[top_k > 0].max(initial=0))))
+    best = min(vocab, max(best or vocab, int(k[top_k > 0].max(initial=0))))
     least, mass = _least_kept(scaled, best, k, top_p)
     if best < vocab:
         open_ended = (top_k == 0) & (top_p < 1)

@@ -159,52 +159,61 @@ def remove_gather_norm(model: nn.Module) -> None:
 
 
 class _FlatLinear(nn.Linear):
-    """A linear that always sees one matrix. On CUDA a quantised product over (T, 1, K) runs as T products (13 times
-    slower at T = 128 on an 8b layer than over (1, T, K)); no backend is given the chance to do so."""
+    """A linear that always sees one matrix [T, K]. On CUDA a quantised product over (T, 1, K) runs as T products (13
+    times slower at T = 128 on an 8b layer than over T rows); no backend is given the chance to do so.
+
+    Every node of a step's graph costs the host about a microsecond, and a step is bound by the host: so the weight is
+    transposed once, and what mlx-lm's linear and MLX's matmul would each reshape is reshaped here alone.
+    """
 
     def __call__(self, x: mx.array) -> mx.array:
-        return super().__call__(_flat(x)).reshape(*x.shape[:-1], -1)
+        rows = _rows(x)
+        out = mx.addmm(self["bias"], rows, self._transposed) if "bias" in self else rows @ self._transposed
+        return _as_before(out, x)
 
 
 class _FlatEmbedding(nn.Embedding):
     """The same for a tied head."""
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return super().as_linear(_flat(x)).reshape(*x.shape[:-1], -1)
+        return _as_before(_rows(x) @ self._transposed, x)
 
 
 class _FlatQuantizedLinear(nn.QuantizedLinear):
     """The same for packed weights, which are unpacked first where many rows make that the faster way."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        rows = x.size // x.shape[-1]
-        if rows < self._dense_above:
-            return super().__call__(_flat(x)).reshape(*x.shape[:-1], -1)
-        out = _dense_product(self, x)
-        return out + self["bias"] if "bias" in self else out
+        rows = _rows(x)
+        if len(rows) < self._dense_above:
+            return _as_before(super().__call__(rows), x)
+        out = _dense_product(self, rows)
+        return _as_before(out + self["bias"] if "bias" in self else out, x)
 
 
 class _FlatQuantizedEmbedding(nn.QuantizedEmbedding):
     """The same for a tied head of packed weights."""
 
     def as_linear(self, x: mx.array) -> mx.array:
-        rows = x.size // x.shape[-1]
-        if rows < self._dense_above:
-            return super().as_linear(_flat(x)).reshape(*x.shape[:-1], -1)
-        return _dense_product(self, x)
+        rows = _rows(x)
+        return _as_before(super().as_linear(rows) if len(rows) < self._dense_above else _dense_product(self, rows), x)
 
 
-def _flat(x: mx.array) -> mx.array:
-    """[..., K] -> [1, T, K]."""
-    return x.reshape(1, -1, x.shape[-1])
+def _rows(x: mx.array) -> mx.array:
+    """[..., K] -> [T, K]."""
+    return x.reshape(-1, x.shape[-1])
 
 
-def _dense_product(layer: nn.Module, x: mx.array) -> mx.array:
-    """x [..., K] times the unpacked weight [N, K]."""
+def _as_before(out: mx.array, x: mx.array) -> mx.array:
+    """[T, N] -> [..., N], the leading axes those of `x`."""
+    return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def _dense_product(layer: nn.Module, rows: mx.array) -> mx.array:
+    """rows [T, K] times the unpacked weight [N, K]."""
     weight = mx.dequantize(
         layer["weight"], layer["scales"], layer.get("biases"), layer.group_size, layer.bits, mode=layer.mode
     )
-    return (_flat(x) @ weight.astype(x.dtype).T).reshape(*x.shape[:-1], -1)
+    return rows @ weight.astype(rows.dtype).T
 
 
 _FLAT: dict[type[nn.Module], type[nn.Module]] = {
@@ -217,10 +226,15 @@ _NEVER = 1 << 62
 
 
 def flatten_linears(model: nn.Module, dense_above: int | None = None) -> None:
-    """Make every linear of the model see (1, T, K), and unpack packed weights for a dense product from `dense_above`
-    rows on (None: never). Idempotent."""
+    """Make every linear of the model see [T, K], and unpack packed weights for a dense product from `dense_above` rows
+    on (None: never). The weights must stay what they are. Idempotent."""
     for part in model.modules():
         kind = _FLAT.get(type(part), type(part))
-        if kind in _FLAT.values():
-            part.__class__ = kind
+        if kind not in _FLAT.values():
+            continue
+        part.__class__ = kind
+        if kind in (_FlatLinear, _FlatEmbedding):
+            part._transposed = part["weight"].T  # a view; no parameter, by the underscore
+            mx.eval(part._transposed)
+        else:
             part._dense_above = dense_above or _NEVER

@@ -28,7 +28,7 @@ from .memplan import MemoryPlan, plan_memory
 from .plainpool import PlainPool
 from .poolsize import PoolSizer
 from .runner import ModelRunner, Runner
-from .sampling import Sampler
+from .sampling import BEST, Sampler
 from .seam import remove_gather_norm
 from .solo import SoloRunner
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 CUDA_DENSE_ABOVE = 16
 """Rows from which unpacking a quantised weight and using the dense product is the faster way on CUDA."""
 
-CUDA_ROUND_CHUNKS = 256
+CUDA_ROUND_CHUNKS = 512
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
     need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, spec)
     plan = plan_memory(machine(), need, wish_of(config, paged=True))
     start = _start(config, plan)
-    sampler = Sampler(num_rows, spec.vocab_size)
+    sampler = Sampler(num_rows, spec.vocab_size, None if on_gpu() else BEST)
     path = attention_path(spec, config.attention, log.warning)
     groups = tuple(GroupSpec(count, window) for count, window in zip(start, spec.windows, strict=True))
     runner = ModelRunner(loaded.model, make_pool(spec, start, path), groups, sampler, num_rows, **_ways(path, config))
@@ -157,7 +157,7 @@ def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str
     need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, None)
     limit_mlx(plan_memory(machine(), need, wish_of(config, paged=False)).cache_bytes)
     vocab_size = int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1])
-    runner = SoloRunner(loaded.model, Sampler(1, vocab_size))
+    runner = SoloRunner(loaded.model, Sampler(1, vocab_size, None if on_gpu() else BEST))
     groups = (GroupSpec(blocks_for(context_len) + 1),)
     return Served(
         runner,

@@ -21,7 +21,14 @@ class Startup:
     encoder: EncoderLimits | None
 
 
+ATTENTION_PLANS = "MLX_CUDA_SDPA_CACHE_SIZE"
+"""How many plans MLX keeps for fused attention on CUDA. One takes some 50 ms to make and a few kilobytes to keep; with
+MLX's own limit, prompts of mixed lengths push out each other's."""
+
+
 def before_mlx() -> Startup:
-    """Open the system's BLAS (Linux) and set the command encoder's limits (macOS). Idempotent; too late, and without
-    effect, once mlx has been imported."""
+    """Open the system's BLAS and keep more attention plans (Linux), set the command encoder's limits (macOS). A
+    person's own values stay. Idempotent; too late, and without effect, once mlx has been imported."""
+    if sys.platform == "linux":
+        os.environ.setdefault(ATTENTION_PLANS, "1024")
     return Startup(open_system_blas(), set_encoder_limits(os.environ, sys.platform, psutil.virtual_memory().total))
