@@ -91,6 +91,7 @@ def bench(arguments: argparse.Namespace) -> Figures:
     classic = models.classic_load(arguments.each, arguments.scale, vocab_size, arguments.seed)
     stock = models.stock_twin(loaded.model)  # before our engine wraps parts of its own
     ours = Ours(loaded, width, [load, classic] if arguments.against else [load], sampling, arguments.step_budget)
+    models.share_weights(stock, loaded.model)
     theirs = Theirs(stock, width, ours, loaded.weights_bytes, sampling)
     report = settings(arguments, load, bits) | {"pool_slots": ours.pool_slots} | compare(ours, theirs, load, arguments)
     if arguments.against:

@@ -92,6 +92,7 @@ def bench(arguments: argparse.Namespace) -> Figures:
         lengths = models.Lengths(*arguments.context)
         load = models.batch_load(lengths, batch, new, 0, loaded.config["vocab_size"], 0)
         ours = Ours(loaded, batch, [load], sampling)
+        models.share_weights(stock, loaded.model)
         found = step_times(ours.core, load, sampling, arguments.steps)
         context = round(sum(map(len, load.prompts)) / batch) + WARM_STEPS + arguments.steps // 2
         found["floor"] = {

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from bench_figures import Load
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import llama
 
 from mlxpaged.model.loader import LoadedModel, load
@@ -123,6 +123,12 @@ def stock_twin(model: nn.Module) -> nn.Module:
     be measured without."""
     shared = {id(array): array for _, array in tree_flatten(model.parameters())}
     return copy.deepcopy(model, shared)
+
+
+def share_weights(twin: nn.Module, model: nn.Module) -> None:
+    """Let `twin` hold the arrays of `model`, whose engine may have laid them out anew: nothing lies in memory twice."""
+    names = {name for name, _ in tree_flatten(twin.parameters())}
+    twin.update(tree_unflatten([pair for pair in tree_flatten(model.parameters()) if pair[0] in names]))
 
 
 def batch_load(lengths: Lengths, batch: int, new: int, shared_prefix: int, vocab_size: int, seed: int) -> Load:

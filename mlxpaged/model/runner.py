@@ -24,9 +24,10 @@ from .grammars import allowed_ids
 from .inputs import StepInputs, gather_inputs
 from .kernelpool import KernelPool
 from .kvpool import KVPool
+from .linears import LinearWays, flatten_linears
 from .sampling import Sampled, Sampler
 from .scoring import PromptScores
-from .seam import GatherNorm, flatten_linears, install_attention, install_gather_norm
+from .seam import GatherNorm, install_attention, install_gather_norm
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Runner(Protocol):
 
 class ModelRunner:
     """An unmodified mlx-lm model over the block pool. `compiled`: replay decode steps as graphs (compiled.py).
-    `dense_above`: rows from which quantised weights are unpacked for a dense product (seam.py)."""
+    `linears`: how its products are computed (linears.py)."""
 
     def __init__(
         self,
@@ -75,14 +76,14 @@ class ModelRunner:
         num_rows: int,
         *,
         compiled: bool = False,
-        dense_above: int | None = None,
+        linears: LinearWays | None = None,
     ) -> None:
         self._model = model
         self._groups = tuple(groups)
         self._sampler = sampler
         self._last_tokens = mx.zeros((num_rows,), mx.int32)
         install_attention(model)
-        flatten_linears(model, dense_above)
+        flatten_linears(model, linears)
         self._norm: GatherNorm | None = install_gather_norm(model)
         self._compiled = compiled
         self._use(pool)

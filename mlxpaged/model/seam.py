@@ -1,5 +1,5 @@
 """Where unmodified mlx-lm models meet the block pool. Owns the one name that is rebound in their modules, the stand-ins
-for K and V, and the two module wrappers; knows nothing of steps, pools or requests.
+for K and V, and the wrapper of the final norm; knows nothing of steps, pools or requests.
 
 A model calls `scaled_dot_product_attention(q, k, v, cache=..., ...)`, imported by name from mlx_lm.models.base. Each
 importing module is given ours instead, which looks at the type of `k`: a KVHandle attends over the pool, anything else
@@ -156,85 +156,3 @@ def remove_gather_norm(model: nn.Module) -> None:
             norm = part.get(name)
             if isinstance(norm, GatherNorm):
                 setattr(part, name, norm.norm)
-
-
-class _FlatLinear(nn.Linear):
-    """A linear that always sees one matrix [T, K]. On CUDA a quantised product over (T, 1, K) runs as T products (13
-    times slower at T = 128 on an 8b layer than over T rows); no backend is given the chance to do so.
-
-    Every node of a step's graph costs the host about a microsecond, and a step is bound by the host: so the weight is
-    transposed once, and what mlx-lm's linear and MLX's matmul would each reshape is reshaped here alone.
-    """
-
-    def __call__(self, x: mx.array) -> mx.array:
-        rows = _rows(x)
-        out = mx.addmm(self["bias"], rows, self._transposed) if "bias" in self else rows @ self._transposed
-        return _as_before(out, x)
-
-
-class _FlatEmbedding(nn.Embedding):
-    """The same for a tied head."""
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        return _as_before(_rows(x) @ self._transposed, x)
-
-
-class _FlatQuantizedLinear(nn.QuantizedLinear):
-    """The same for packed weights, which are unpacked first where many rows make that the faster way."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        rows = _rows(x)
-        if len(rows) < self._dense_above:
-            return _as_before(super().__call__(rows), x)
-        out = _dense_product(self, rows)
-        return _as_before(out + self["bias"] if "bias" in self else out, x)
-
-
-class _FlatQuantizedEmbedding(nn.QuantizedEmbedding):
-    """The same for a tied head of packed weights."""
-
-    def as_linear(self, x: mx.array) -> mx.array:
-        rows = _rows(x)
-        return _as_before(super().as_linear(rows) if len(rows) < self._dense_above else _dense_product(self, rows), x)
-
-
-def _rows(x: mx.array) -> mx.array:
-    """[..., K] -> [T, K]."""
-    return x.reshape(-1, x.shape[-1])
-
-
-def _as_before(out: mx.array, x: mx.array) -> mx.array:
-    """[T, N] -> [..., N], the leading axes those of `x`."""
-    return out.reshape(*x.shape[:-1], out.shape[-1])
-
-
-def _dense_product(layer: nn.Module, rows: mx.array) -> mx.array:
-    """rows [T, K] times the unpacked weight [N, K]."""
-    weight = mx.dequantize(
-        layer["weight"], layer["scales"], layer.get("biases"), layer.group_size, layer.bits, mode=layer.mode
-    )
-    return rows @ weight.astype(rows.dtype).T
-
-
-_FLAT: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: _FlatLinear,
-    nn.Embedding: _FlatEmbedding,
-    nn.QuantizedLinear: _FlatQuantizedLinear,
-    nn.QuantizedEmbedding: _FlatQuantizedEmbedding,
-}
-_NEVER = 1 << 62
-
-
-def flatten_linears(model: nn.Module, dense_above: int | None = None) -> None:
-    """Make every linear of the model see [T, K], and unpack packed weights for a dense product from `dense_above` rows
-    on (None: never). The weights must stay what they are. Idempotent."""
-    for part in model.modules():
-        kind = _FLAT.get(type(part), type(part))
-        if kind not in _FLAT.values():
-            continue
-        part.__class__ = kind
-        if kind in (_FlatLinear, _FlatEmbedding):
-            part._transposed = part["weight"].T  # a view; no parameter, by the underscore
-            mx.eval(part._transposed)
-        else:
-            part._dense_above = dense_above or _NEVER

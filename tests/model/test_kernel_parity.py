@@ -11,6 +11,7 @@ import pytest
 from mlxpaged.model import compiled, serving
 from mlxpaged.model.kernelpool import KernelPool
 from mlxpaged.model.kvspec import KVSpec
+from mlxpaged.model.linears import LinearWays
 
 from ..emulator import FORWARD, EmulatorLauncher, require_tools
 from .families import tiny_model
@@ -120,7 +121,7 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch)
         return call
 
     monkeypatch.setattr(serving, "make_pool", pool)
-    monkeypatch.setattr(serving, "_ways", lambda path, config: {"compiled": True, "dense_above": None})
+    monkeypatch.setattr(serving, "_ways", lambda path, config: {"compiled": True, "linears": LinearWays(join=True)})
     monkeypatch.setattr(compiled, "compile_graph", trace_only)
     monkeypatch.setattr(compiled, "BUCKETS", (3, 5, 16))  # one row and four rows need filling
     model, config = tiny_model(name)

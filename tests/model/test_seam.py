@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
-import pytest
 from mlx_lm.models import base
 
 from mlxpaged.model.seam import (
-    flatten_linears,
     install_attention,
     install_gather_norm,
     remove_attention,
@@ -53,22 +50,3 @@ def test_the_gather_norm_lets_wanted_rows_through_and_can_be_removed() -> None:
     assert np.array_equal(np.array(model(ids)), full)
     remove_gather_norm(model)
     assert np.array_equal(np.array(model(ids)), full)
-
-
-@pytest.mark.parametrize("bits", [None, 4, 8])
-@pytest.mark.parametrize("dense_above", [None, 1])
-@pytest.mark.parametrize("bias", [False, True])
-def test_flattened_linears_compute_the_same(bits, dense_above, bias) -> None:
-    mx.random.seed(0)
-    layers = nn.Sequential(nn.Linear(64, 128, bias=bias), nn.Linear(128, 64, bias=bias))
-    layers.embedding = nn.Embedding(32, 64)
-    if bits:
-        nn.quantize(layers, group_size=32, bits=bits)
-    x = mx.random.normal((5, 1, 64))
-    before, head = np.array(layers(x)), np.array(layers.embedding.as_linear(x))
-    flatten_linears(layers, dense_above)
-    flatten_linears(layers, dense_above)
-    assert layers(x).shape == (5, 1, 64)
-    assert np.allclose(np.array(layers(x)), before, atol=1e-5)
-    assert np.allclose(np.array(layers.embedding.as_linear(x)), head, atol=1e-5)
-    assert np.allclose(np.array(layers(x.reshape(1, 5, 64))).reshape(5, 1, 64), before, atol=1e-5)
