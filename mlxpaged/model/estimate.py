@@ -20,7 +20,9 @@ from .memory import machine
 from .memplan import MemoryPlan, Need, Wish, Work, is_fused, plan_memory, refusal
 from .sources import ModelSource
 
-CPU_STEP_BUDGET = 64
+CPU_STEP_BUDGET, CPU_LEAST, CPU_STEP_S = 64, 16, 0.4
+"""On a CPU a step takes 64 tokens, and down to 16 where that many take longer than so many seconds: its attention over
+4000 tokens of context is slow, and a reply beside it would come in jerks of over a second."""
 _CPU_CONTEXTS = 4
 """On a CPU the pool holds so many full contexts at most, unless --memory-budget says otherwise."""
 
@@ -31,7 +33,9 @@ def on_gpu() -> bool:
 
 def step_budget(config: EngineConfig) -> StepBudget:
     """Tokens of a step on this device."""
-    return StepBudget(config.step_budget if on_gpu() else config.step_budget or CPU_STEP_BUDGET)
+    if on_gpu() or config.step_budget:
+        return StepBudget(config.step_budget)
+    return StepBudget(target_s=CPU_STEP_S, least=CPU_LEAST, ceiling=CPU_STEP_BUDGET)
 
 
 def wish_of(config: EngineConfig, paged: bool) -> Wish:

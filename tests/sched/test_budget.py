@@ -27,6 +27,17 @@ def test_slow_and_fast_devices_stay_within_bounds() -> None:
     assert slow.tokens(True) == LEAST and fast.tokens(True) == MOST
 
 
+def test_a_cpu_begins_at_its_ceiling_and_takes_less_where_contexts_are_long() -> None:
+    budget = StepBudget(target_s=0.4, least=16, ceiling=64)
+    assert budget.tokens(True) == budget.most == 64
+    for _ in range(20):
+        budget.observe(64, 0.1)
+    assert budget.tokens(True) == 64
+    for _ in range(20):
+        budget.observe(budget.tokens(True), 1.5)
+    assert budget.tokens(True) == 16
+
+
 def test_small_steps_say_nothing_of_speed() -> None:
     budget = StepBudget()
     before = budget.tokens(True)
