@@ -1,4 +1,4 @@
-"""scripts/bench_host.py and scripts/bench_latency.py on the tiny model: that they run, and that their figures add up."""
+"""scripts/bench_host.py and scripts/bench_latency.py on the tiny model: that they run and their figures add up."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_stages_of_a_step_are_parts_of_it() -> None:
     assert [row["rows"] for row in found["batches"]] == [1, 3]
     for row in found["batches"]:
         stages = [row[name] for name in ("schedule", "gather", "graph", "dispatch", "wait", "commit", "deliver")]
-        assert all(stage >= 0 for stage in stages) and 0 < sum(stages) <= row["step"]
+        assert all(stage >= 0 for stage in stages) and 0 < sum(stages) <= row["step"] + 0.01
         assert row["floor"]["forward"] > 0 and row["floor"]["attention"] is None  # no kernels on a CPU
 
 
