@@ -8,7 +8,7 @@ import pytest
 from mlxpaged.errors import Overloaded
 from mlxpaged.sched.allocator import GroupSpec
 from mlxpaged.sched.events import TokenEvent
-from mlxpaged.sched.requests import FinishReason, Request, SamplingParams
+from mlxpaged.sched.requests import FinishReason, Request, SamplingParams, StepResult
 from mlxpaged.sched.scheduler import Scheduler
 from mlxpaged.sched.table import RequestTable
 
@@ -217,3 +217,34 @@ def test_every_token_event_carries_the_cached_count() -> None:
     r.scheduler.commit(plan, r.device.run(plan))
     events = [event for event in r.scheduler.take_events() if isinstance(event, TokenEvent)]
     assert events[0].cached_tokens == 39
+
+
+def test_a_prompt_waits_for_a_prefix_of_its_own_salt_only() -> None:
+    """The second of two like prompts waits while the first computes what it lacks; a stranger's is no help."""
+    r = rig(budget=250, rows=4)
+    for request_id, salt in ((1, b""), (2, b""), (3, b"other")):
+        like = request(request_id, list(range(100)))
+        r.scheduler.add(Request(request_id, like.prompt, like.sampling, salt=salt))
+    plan = r.scheduler.schedule()
+    assert plan is not None
+    running = {live.request.request_id for live in r.scheduler.live() if live.row is not None}
+    assert running == {1, 3}
+
+
+def test_nothing_is_found_beyond_the_ids_the_host_has_seen() -> None:
+    """A cancelled row's last step computes the K and V of an id that never reaches the host: its block stays
+    unfindable, whatever lies in the table there."""
+    r = rig(ahead=1)
+    r.scheduler.add(request(1, list(range(1, 15)), new=20))
+    first = r.scheduler.schedule()
+    second = r.scheduler.schedule()  # takes its input, the id at position 14, from the device
+    third = r.scheduler.schedule()  # and this one the id at position 15, which fills the block
+    assert first and second and third and third.decode_positions.tolist() == [15]
+    r.scheduler.cancel(1)
+    for plan in (first, second, third):
+        r.scheduler.commit(plan, StepResult(np.full(len(plan.decode_rows), 77, np.int32)))
+    r.scheduler.check()
+    known = np.array([*range(1, 15), 0, 0, 5], np.int32)
+    match = r.scheduler.blocks.match(known)
+    assert match.num_tokens == 14
+    r.scheduler.blocks.unmatch(match)
