@@ -24,6 +24,7 @@ from .grammars import allowed_ids
 from .inputs import StepInputs, gather_inputs
 from .kernelpool import KernelPool
 from .kvpool import KVPool
+from .lasttokens import LastTokens
 from .linears import LinearWays, flatten_linears
 from .sampling import Sampled, Sampler
 from .scoring import PromptScores
@@ -81,7 +82,7 @@ class ModelRunner:
         self._model = model
         self._groups = tuple(groups)
         self._sampler = sampler
-        self._last_tokens = mx.zeros((num_rows,), mx.int32)
+        self._last_tokens = LastTokens(num_rows)
         install_attention(model)
         flatten_linears(model, linears)
         self._norm: GatherNorm | None = install_gather_norm(model)
@@ -115,11 +116,11 @@ class ModelRunner:
                 catch_up()
                 allowed, failed = allowed_ids(plan, table, logits.shape[-1])
             sampled = self._sampler(logits, plan, table, allowed)
-            self._last_tokens[mx.array(inputs.decode_rows)] = sampled.tokens
+            self._last_tokens.put(inputs.decode_rows, sampled.tokens)
         # Chunk-only steps evaluate no logits: the head and the last layer's attention are never run.
         arrays = [
             *self.pool.pending(),
-            self._last_tokens,
+            *self._last_tokens.state(),
             *self._sampler.state(),
             *(sampled.arrays() if sampled else []),
             *(scores.arrays() if scores else []),
@@ -130,10 +131,7 @@ class ModelRunner:
 
     def forward(self, inputs: StepInputs, rows: slice | mx.array) -> mx.array:
         """Logits [rows, vocabulary] of the tokens at `rows`, lazily; K and V of all tokens go to the pool."""
-        ids = mx.array(inputs.ids)
-        if len(inputs.device_entries):
-            entries = mx.array(inputs.device_entries)
-            ids[entries] = self._last_tokens[mx.array(inputs.decode_rows[inputs.device_entries])]
+        ids = self._ids(inputs)
         if self._graphs is not None and self._graphs.serves(inputs):
             return self._graphs(inputs, ids)[rows]
         step = AttentionStep.of(inputs, self.pool)
@@ -141,6 +139,18 @@ class ModelRunner:
             return self._model(ids[:, None], cache=step.layers())[rows, 0]
         with self._norm.picking(rows):
             return self._model(ids[:, None], cache=step.layers())[:, 0]
+
+    def _ids(self, inputs: StepInputs) -> mx.array:
+        """int32 [T]: the step's input, those ids that the host has not seen from the device."""
+        entries = inputs.device_entries
+        if len(entries) == 0:
+            return mx.array(inputs.ids)
+        newest = self._last_tokens.take(inputs.decode_rows[entries])
+        if len(entries) == len(inputs.ids):
+            return newest
+        ids = mx.array(inputs.ids)
+        ids[mx.array(entries)] = newest
+        return ids
 
     def resize(self, num_blocks: Sequence[int]) -> None:
         """Another size for the pool; no step may be in flight. See KVPool.resize."""
@@ -151,7 +161,7 @@ class ModelRunner:
     def recover(self) -> bool:
         """After a failed step: whether the pool's arrays are still usable. Their contents beyond what was committed
         do not matter; a fresh chain of device ids starts."""
-        self._last_tokens = mx.zeros_like(self._last_tokens)
+        self._last_tokens.reset()
         try:
             mx.synchronize()
             mx.eval(self.pool.pending())
