@@ -53,6 +53,13 @@ class AttentionStep:
             self._masks[key] = self.decode[group].parts[part].mask(window)
         return self._masks[key]
 
+    def part_vectors(self, group: int, part: int, heads: int) -> mx.array:
+        """DecodeInputs.vectors() of one part of the entries."""
+        key = ("vectors", group, part, heads)
+        if key not in self._masks:
+            self._masks[key] = self.decode[group].parts[part].vectors(heads)
+        return self._masks[key]
+
     def decode_mask(self, group: int, window: int | None) -> mx.array:
         key = ("decode", group, window)
         if key not in self._masks:

@@ -80,9 +80,12 @@ class DecodeInputs:
     def context_lens(self) -> mx.array:
         return padded(self.positions + 1)
 
-    @cached_property
-    def device_tables(self) -> mx.array:
-        return mx.array(self.tables)
+    def vectors(self, heads: int) -> mx.array:
+        """int32 [B, heads, W x 16]: where each head's vectors lie in a pool seen as [blocks x 16 x heads, width]."""
+        slots = (self.tables[..., None] * BLOCK_SIZE + np.arange(BLOCK_SIZE, dtype=np.int32)).reshape(
+            len(self.tables), -1
+        )
+        return mx.array(slots[:, None] * heads + np.arange(heads, dtype=np.int32)[:, None])
 
     @cached_property
     def parts(self) -> tuple[DecodeInputs, ...]:

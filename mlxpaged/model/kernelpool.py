@@ -22,7 +22,7 @@ from ..kernels.launch import Launcher, new_token, padded
 from ..kernels.paged_decode import paged_decode
 from ..sched.requests import BlockCopy
 from .inputs import ChunkInputs
-from .kvpool import Asked, batch_attention, chunk_attention, resized
+from .kvpool import Asked, chunk_attention, fused_attention, resized
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
@@ -174,5 +174,6 @@ class KernelPool:
             self._launch, *self._pools[layer], rows.device_slots, rows.num_slots, self.token
         )
         batch = (len(queries), -1)
-        keys, values = keys.reshape(*batch, *keys.shape[1:]), values.reshape(*batch, *values.shape[1:])
-        return batch_attention(queries, keys, values, step.decode_mask(group, asked.window), asked)
+        keys, values = (run.reshape(*batch, *run.shape[1:]).transpose(0, 2, 1, 3) for run in (keys, values))
+        mask = step.decode_mask(group, asked.window)
+        return fused_attention(queries, mx.contiguous(keys), mx.contiguous(values), mask, asked)

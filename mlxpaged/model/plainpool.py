@@ -12,11 +12,14 @@ import numpy as np
 from ..config import BLOCK_SIZE
 from ..sched.requests import BlockCopy
 from .inputs import ChunkInputs
-from .kvpool import Asked, batch_attention, chunk_attention, resized
+from .kvpool import Asked, chunk_attention, fused_attention, resized
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
     from .attention import AttentionStep
+
+HIDDEN = -1e30
+"""A score that takes no weight; finite, so that a row that sees nothing gives no NaN."""
 
 _FEW_RUNS = 4
 """Up to so many runs of neighbouring blocks are sliced and joined; more are gathered by index."""
@@ -36,6 +39,7 @@ class PlainPool:
             self._keys.append(mx.zeros((*shape, layer.k_width), layer.dtype))
             self._values.append(mx.zeros((*shape, layer.v_width), layer.dtype))
         mx.eval(self._keys, self._values)
+        self._by_products = mx.default_device().type == mx.DeviceType.cpu
 
     @property
     def nbytes(self) -> int:
@@ -77,14 +81,23 @@ class PlainPool:
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         group, start, outputs = self.spec.group_of[layer], 0, []
         for index, part in enumerate(step.decode[group].parts):
+            vectors = step.part_vectors(group, index, self.spec.layers[layer].heads)
             keys, values = (
-                _batch(self._keys[layer], part.device_tables),
-                _batch(self._values[layer], part.device_tables),
+                pool.reshape(-1, pool.shape[-1])[vectors] for pool in (self._keys[layer], self._values[layer])
             )
             mine = queries[start : start + len(part.positions)]
-            outputs.append(batch_attention(mine, keys, values, step.part_mask(group, index, asked.window), asked))
+            outputs.append(self._attend(mine, keys, values, step.part_mask(group, index, asked.window), asked))
             start += len(part.positions)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array, asked: Asked) -> mx.array:
+        """queries [B, heads, 1, width] over keys and values [B, kv heads, S, width]."""
+        if not self._by_products or asked.sinks is not None:
+            return fused_attention(queries, keys, values, mask, asked)
+        # On a CPU nothing is fused, and a third of the time goes into repeating K and V for the heads that share them.
+        grouped = (queries * asked.scale).reshape(*keys.shape[:2], -1, keys.shape[-1])
+        scores = mx.where(mask, grouped @ keys.swapaxes(-1, -2), HIDDEN)
+        return (mx.softmax(scores, axis=-1, precise=True) @ values).reshape(*queries.shape[:-1], values.shape[-1])
 
     def prefill(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> list[mx.array]:
         return [
@@ -103,11 +116,6 @@ class PlainPool:
 
 def _slots(block: int, count: int) -> np.ndarray:
     return np.arange(block * BLOCK_SIZE, block * BLOCK_SIZE + count, dtype=np.int32)
-
-
-def _batch(pool: mx.array, tables: mx.array) -> mx.array:
-    """`tables` int32 [B, W] -> [B, W x 16, heads, width]."""
-    return pool[tables].reshape(tables.shape[0], -1, *pool.shape[2:])
 
 
 def _run(pool: mx.array, block_ids: np.ndarray) -> mx.array:
