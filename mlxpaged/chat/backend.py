@@ -16,18 +16,15 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
 from ..engine.events import Delta, EngineStats, Loading, ModelInfo
-from ..errors import BadParameter, ModelNotFound, Overloaded, RequestError
+from ..errors import BadParameter, ModelNotFound, Overloaded
 from ..sched.requests import Grammar, SamplingParams
 from .messages import Messages
-from .plan import ChatFormat, ChatPlan, ReplyRules
+from .plan import ChatPlan, ReplyRules
+from .prompts import Prompt, Prompts, context_len, fitted
 from .residency import Residency
-from .template import ChatTemplate
 
 if TYPE_CHECKING:
     from ..engine.service import EngineService
-
-Prompt = Messages | str | Sequence[int]
-"""A conversation (rendered by the model's template), a plain text (tokenised as it is) or token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +140,13 @@ class LocalBackend:
         self._aliases = tuple(alias for alias in aliases if alias != name)
         self._installed = installed
         self._residency = Residency(service)
-        self._template: tuple[ModelInfo, ChatTemplate] | None = None
-        self._format: tuple[ModelInfo, ChatFormat] | None = None
+        self._prompts = Prompts()
         self._inbox: _Inbox | None = None
 
     async def start(self, prompt: Prompt, sampling: SamplingParams, grammar: Grammar | None = None) -> Reply:
         model = self._model()
         prompt_ids = await self.tokenize(prompt)
-        sampling = _fitted(model, len(prompt_ids), sampling)
+        sampling = fitted(model, len(prompt_ids), sampling)
         inbox = self._inbox_of(asyncio.get_running_loop())
         # The handle exists only once `submit` returns; the engine may call the sink before that, never needing it.
         reply = Reply(len(prompt_ids), lambda: handle.cancel())
@@ -161,14 +157,14 @@ class LocalBackend:
     async def plan(self, conversation: Messages, rules: ReplyRules, sampling: SamplingParams) -> ChatPlan:
         """What a chat request needs to start, and how to read its replies. Raises RequestError, also for a schema
         that no grammar can hold a reply to."""
-        return await asyncio.to_thread(self._plan, self._model(), conversation, rules, sampling)
+        return await asyncio.to_thread(self._prompts.plan, self._model(), conversation, rules, sampling)
 
     async def tokenize(self, prompt: Prompt, add_special: bool = True) -> list[int]:
         model = self._model()
         if not isinstance(prompt, Messages | str):
             return list(prompt)
         # Rendering and tokenising a long conversation takes long enough to be felt by other streams of this loop.
-        return await asyncio.to_thread(self._encode, model, prompt, add_special)
+        return await asyncio.to_thread(self._prompts.encode, model, prompt, add_special)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         model = self._model()
@@ -258,39 +254,6 @@ class LocalBackend:
             raise Overloaded(f"the model {self._name or ''} is still loading; try again soon".replace("  ", " "))
         return self._service.model
 
-    def _encode(self, model: ModelInfo, prompt: Messages | str, add_special: bool) -> list[int]:
-        tokenizer = model.tokenizer
-        if isinstance(prompt, Messages):
-            text, add_special = self._template_of(model).render(prompt), False
-        else:
-            bos = tokenizer.special_tokens.get("bos_token")
-            text, add_special = prompt, add_special and not (bos and prompt.startswith(bos))
-        return self._ids(model, text, add_special)
-
-    def _ids(self, model: ModelInfo, text: str, add_special: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"the prompt is not valid Unicode: {error.reason}") from error
-        return list(model.tokenizer.encode(text, add_special=add_special))
-
-    def _plan(self, model: ModelInfo, conversation: Messages, rules: ReplyRules, sampling: SamplingParams) -> ChatPlan:
-        template, held = self._template_of(model), self._format
-        if held is None or held[0] is not model:
-            held = self._format = (model, ChatFormat(model.tokenizer, template, model.vocab_size))
-        prompt = template.render(conversation)
-        return held[1].plan(prompt, self._ids(model, prompt, False), conversation, rules, sampling)
-
-    def _template_of(self, model: ModelInfo) -> ChatTemplate:
-        held = self._template
-        if held and held[0] is model:
-            return held[1]
-        if model.tokenizer.chat_template is None:
-            raise RequestError(f"{model.name} has no chat template; use plain completions (`run --raw`)")
-        template = ChatTemplate(model.tokenizer.chat_template, model.tokenizer.special_tokens)
-        self._template = (model, template)
-        return template
-
     def _inbox_of(self, loop: asyncio.AbstractEventLoop) -> _Inbox:
         if self._inbox is None or self._inbox.loop is not loop:
             self._inbox = _Inbox(loop)
@@ -326,26 +289,9 @@ class _Inbox:
 def _ready(model: ModelInfo) -> ModelCard:
     return ModelCard(
         name=model.name,
-        context_len=_context_len(model),
+        context_len=context_len(model),
         created=model.created,
         defaults=model.defaults,
         served_by=model.served_by,
         notes=model.notes,
-    )
-
-
-def _context_len(model: ModelInfo) -> int:
-    """The most tokens one request may hold, prompt and reply: the model's context, or what the KV pool admits."""
-    return min(model.context_len, model.max_prompt + 1)
-
-
-def _fitted(model: ModelInfo, prompt_len: int, sampling: SamplingParams) -> SamplingParams:
-    """Counts cut down to what can matter: clients send a fixed max_tokens whatever the prompt's length. A prompt that
-    leaves no room is left for the engine to refuse."""
-    room = max(_context_len(model) - prompt_len, 1)
-    return replace(
-        sampling,
-        max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
-        min_tokens=min(sampling.min_tokens, room),
-        top_k=min(sampling.top_k, model.vocab_size),
     )

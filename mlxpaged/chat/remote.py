@@ -15,8 +15,9 @@ import msgspec
 from ..engine.events import Delta, EngineStats, Progress, Timing, Usage
 from ..errors import BadParameter, EngineError, MlxpagedError, ModelNotFound, Overloaded, RequestError, Unreachable
 from ..sched.requests import FinishReason, Grammar, SamplingParams
-from .backend import ModelCard, Prompt, Reply
+from .backend import ModelCard, Reply
 from .messages import Messages
+from .prompts import Prompt
 
 _SILENCE_S = 60.0
 """A live stream says something at least every ten seconds; longer silence than this is a dead server."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -96,44 +94,6 @@ def started_at(pid: int) -> int | None:
         return int(psutil.Process(pid).create_time())
     except psutil.Error:
         return None
-
-
-def session_from(row: sqlite3.Row, me: str) -> Session:
-    """A row of the session list, with its counts."""
-    elsewhere = row["owner"] not in {None, me} and is_alive(row["owner"])
-    return Session(
-        id=row["id"],
-        title=row["title"],
-        model=row["model"],
-        system=row["system"],
-        params=json.loads(row["params"]),
-        created=row["created"],
-        updated=row["updated"],
-        parent=row["parent"],
-        head=row["head"],
-        num_messages=row["num_messages"],
-        interrupted=row["head_state"] == "interrupted"
-        or (row["head_state"] == "streaming" and row["owner"] != me and not elsewhere),
-        busy=elsewhere,
-    )
-
-
-def message_from(row: sqlite3.Row) -> Message:
-    """A row of the message table."""
-    return Message(
-        id=row["id"],
-        session=row["session"],
-        role=row["role"],
-        content=row["content"],
-        parent=row["parent"],
-        reasoning=row["reasoning"],
-        state=row["state"],
-        model=row["model"],
-        usage=Usage(**json.loads(row["usage"])) if row["usage"] else None,
-        timing=Timing(**json.loads(row["timing"])) if row["timing"] else None,
-        error=row["error"],
-        created=row["created"],
-    )
 
 
 def as_json(session: Session, messages: Sequence[Message]) -> dict[str, Any]:

@@ -17,66 +17,35 @@ for two seconds at most, so an event loop calls those that write through `asynci
 from __future__ import annotations
 
 import json
-import sqlite3
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import paths
 from ..engine.events import Timing, Usage
 from ..errors import ConfigError, NoSession, SessionBusy
-from .session_file import SessionFileError, in_words, memory, open_file, session_path
-from .sessions import (
-    Message,
-    Session,
-    State,
-    as_json,
-    as_markdown,
-    message_from,
-    new_id,
-    owner_name,
-    session_from,
-    title_of,
-)
+from .rescue import rescue
+from .session_file import session_path
+from .session_reader import SessionReader
+from .session_rows import MESSAGE, insert, message_from, row_of, update
+from .session_tables import SessionTables
+from .sessions import Message, Session, State, as_json, new_id, title_of
 
 CHECKPOINT_S = 1.0
-_RETRY_S = 5.0
-_LISTED = """
-    SELECT s.*, (SELECT count(*) FROM message m WHERE m.session = s.id) AS num_messages,
-    (SELECT m.state FROM message m WHERE m.id = s.head) AS head_state FROM session s
-"""
-_SESSION = ("id", "title", "model", "system", "params", "created", "updated", "parent", "head", "owner")
-_MESSAGE = (
-    *("id", "session", "parent", "role", "content", "reasoning", "state", "model", "usage", "timing", "error"),
-    "created",
-)
 
 
-class Store:
+class Store(SessionReader):
     """The sessions of one file; `path` None: of this process only. `clock` gives the dates, `ticks` the seconds
     between checkpoints and between attempts."""
 
     def __init__(
         self, path: Path | None, clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__(SessionTables(path, ticks))
         self.path = path
-        self.problem: str | None = None
-        """Why nothing is saved at the moment, in one line; None while all is well."""
+        self.ticks = ticks
         self._clock = clock
-        self._ticks = ticks
-        self._me = owner_name()
-        self._lock = threading.RLock()
-        self._open = memory()
-        self._file: sqlite3.Connection | None = None
-        self._drafts: set[str] = set()  # sessions without a message: not worth keeping yet
-        self._unsaved: dict[tuple[str, ...], tuple[str, tuple[Any, ...]]] = {}
-        self._retry_at = 0.0
-        self._connect()
 
     @classmethod
     def open(cls, path: Path | None = None) -> Store:
@@ -86,79 +55,7 @@ class Store:
     @property
     def unsaved(self) -> bool:
         """Whether something is in memory that belongs on disk."""
-        return bool(self._unsaved)
-
-    # -- reading -----------------------------------------------------------------------------------------------
-
-    def sessions(self) -> list[Session]:
-        """Every session, the last used first."""
-        with self._lock:
-            found = {row["id"]: row for row in self._read(f"{_LISTED} WHERE s.head IS NOT NULL")}
-            for row in self._open.execute(f"{_LISTED} WHERE s.head IS NOT NULL"):
-                found[row["id"]] = row
-            ordered = sorted(found.values(), key=lambda row: (row["updated"], row["id"]), reverse=True)
-            return [session_from(row, self._me) for row in ordered]
-
-    def session(self, session_id: str) -> Session:
-        """One session by its whole id. Raises NoSession."""
-        with self._lock:
-            query, wanted = f"{_LISTED} WHERE s.id = ?", (session_id,)
-            row = self._open.execute(query, wanted).fetchone() or next(iter(self._read(query, wanted)), None)
-            if row is None:
-                raise NoSession(f"there is no session {session_id}; `mlxpaged sessions list` shows them")
-            return session_from(row, self._me)
-
-    def find(self, wanted: str) -> Session:
-        """One session by id, start of the id, title, or start of the title. Raises NoSession: none, or several."""
-        every, name = self.sessions(), wanted.casefold()
-        for fits in (
-            lambda one: one.id.casefold() == name or one.title.casefold() == name,
-            lambda one: one.id.casefold().startswith(name) or one.title.casefold().startswith(name),
-            lambda one: one.id.casefold().endswith(name),
-        ):
-            found = [one for one in every if fits(one)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                named = ", ".join(f"{one.id[-8:].lower()} ({one.title})" for one in found[:3])
-                raise NoSession(f"{len(found)} sessions are called {wanted!r}: {named}; give the id of one")
-        raise NoSession(f"there is no session {wanted!r}; `mlxpaged sessions list` shows them")
-
-    def latest(self) -> Session | None:
-        """The session used last that no other process has open."""
-        return next((one for one in self.sessions() if not one.busy), None)
-
-    def messages(self, session_id: str) -> list[Message]:
-        """The conversation, first turn first: from the session's head back to its start. Turns that a retry or an
-        edit left behind are not among them."""
-        with self._lock:
-            session = self.session(session_id)
-            query, wanted = "SELECT * FROM message WHERE session = ?", (session_id,)
-            rows = self._open.execute(query, wanted).fetchall() or self._read(query, wanted)
-            by_id = {row["id"]: message_from(row) for row in rows}
-            path: list[Message] = []
-            at = session.head
-            while at in by_id and len(path) < len(by_id):
-                path.append(by_id[at])
-                at = path[-1].parent
-            mine = session_id in self._mine()
-            return [self._as_found(one, session.busy or mine) for one in reversed(path)]
-
-    def search(self, text: str) -> list[tuple[Session, Message]]:
-        """The last turn with `text` in it, of every session that has one; case does not matter."""
-        with self._lock:
-            query = "SELECT * FROM message WHERE holds(content, ?) ORDER BY id"
-            wanted = (text.casefold(),)
-            hits = {row["session"]: message_from(row) for row in self._read(query, wanted)}
-            hits |= {row["session"]: message_from(row) for row in self._open.execute(query, wanted)}
-            return [(one, hits[one.id]) for one in self.sessions() if one.id in hits]
-
-    def export(self, session_id: str, kind: str = "md") -> str:
-        """The session as markdown ("md") or as one JSON object ("json")."""
-        session, messages = self.session(session_id), self.messages(session_id)
-        if kind == "json":
-            return json.dumps(as_json(session, messages), ensure_ascii=False, indent=2) + "\n"
-        return as_markdown(session, messages)
+        return self._tables.unsaved
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -173,37 +70,36 @@ class Store:
         """A new session, open here. It reaches the disk with its first message."""
         with self._lock:
             now = self._clock()
-            values = (new_id(), title, model, system, json.dumps(dict(params or {})), now, now, parent, None, self._me)
-            self._open.execute(_insert("session", _SESSION), values)
-            self._drafts.add(values[0])
+            stored = json.dumps(dict(params or {}))
+            values = (new_id(), title, model, system, stored, now, now, parent, None, self._tables.me)
+            self._tables.begin(values[0], values)
             return self.session(values[0])
 
     def claim(self, session_id: str) -> Session:
         """Open a session here, to go on with it. Raises SessionBusy while another live process has it, NoSession.
         A reply whose process died becomes "interrupted"."""
         with self._lock:
-            if session_id in self._mine():
+            if session_id in self._tables.mine():
                 return self.session(session_id)
             session = self.session(session_id)
             if session.busy:
                 raise SessionBusy(f"the session {session.title or session.id!r} is open in another mlxpaged; fork it")
             torn = [one for one in self.messages(session_id) if one.state == "interrupted"]
-            self._take(session_id)
+            self._tables.take(session_id)
             for message in torn:
                 self._put(message)
-            self._flush()
+            self._tables.flush()
             return self.session(session_id)
 
     def release(self, session_id: str) -> None:
         """Close a session here; another process may open it."""
         with self._lock:
-            if session_id in self._drafts:
-                self._drafts.discard(session_id)
-                self._open.execute("DELETE FROM session WHERE id = ?", (session_id,))
-            elif session_id in self._mine():
+            if self._tables.is_draft(session_id):
+                self._tables.forget(session_id)
+            elif session_id in self._tables.mine():
                 self._set(session_id, "owner", None)
-                if self.path and not self._unsaved:
-                    self._open.execute("DELETE FROM session WHERE id = ?", (session_id,))
+                if self.path and not self.unsaved:
+                    self._tables.forget(session_id)
 
     def fork(self, session_id: str, at: str | None = None) -> Session:
         """A new session with the conversation of this one up to and with message `at` (None: all of it)."""
@@ -242,8 +138,7 @@ class Store:
             session = replace(session, id=new_id(), title=f"{session.title} (imported)", parent=session.id)
         params, when = json.dumps(dict(session.params)), (session.created, session.updated)
         about = (session.id, session.title, session.model, session.system, params, *when, session.parent)
-        self._open.execute(_insert("session", _SESSION), (*about, None, self._me))
-        self._drafts.add(session.id)
+        self._tables.begin(session.id, (*about, None, self._tables.me))
         before = None
         for one in messages:
             state: State = "interrupted" if one.state == "streaming" else one.state
@@ -274,7 +169,6 @@ class Store:
             session = self.session(session_id)
             if session.busy:
                 raise SessionBusy(f"the session {session.title or session.id!r} is open in another mlxpaged; close it")
-            self._drafts.discard(session_id)
             self._write(("remove", session_id), "DELETE FROM session WHERE id = ?", (session_id,))
 
     # -- turns -------------------------------------------------------------------------------------------------
@@ -309,7 +203,7 @@ class Store:
     def resume(self, message_id: str) -> ReplyDraft:
         """Go on with a reply that was stopped or interrupted: what is fed is put after what is there."""
         with self._lock:
-            row = self._open.execute("SELECT * FROM message WHERE id = ?", (message_id,)).fetchone()
+            row = self._tables.open.execute("SELECT * FROM message WHERE id = ?", (message_id,)).fetchone()
             if row is None:
                 raise NoSession(f"no open session has a message {message_id}")
             message = replace(message_from(row), state="streaming", error=None)
@@ -325,7 +219,7 @@ class Store:
         with self._lock:
             self._put(message)
             self._touch(message.session)
-            self._flush()
+            self._tables.flush()
 
     # -- the end -----------------------------------------------------------------------------------------------
 
@@ -333,146 +227,41 @@ class Store:
         """Save what is left and let go of every session. Where the file cannot take it, every unsaved session goes
         into one JSON file elsewhere: its path, None when nothing had to be rescued."""
         with self._lock:
-            unsaved = self._unsaved_sessions()
-            for session_id in self._mine():
-                if session_id not in self._drafts:
+            unsaved = self._tables.unsaved_sessions()
+            for session_id in self._tables.mine():
+                if not self._tables.is_draft(session_id):
                     self._set(session_id, "owner", None)
-            self._flush(now=True)
-            rescued = self._rescue(unsaved) if self._unsaved and self.path is not None else None
-            self._open.close()
-            if self._file:
-                with suppress(sqlite3.Error):
-                    self._file.close()
+            self._tables.flush(now=True)
+            lost = unsaved if self.unsaved and self.path else ()
+            rescued = rescue([as_json(self.session(one), self.messages(one)) for one in lost])
+            self._tables.close()
             return rescued
 
-    def _rescue(self, session_ids: Sequence[str]) -> Path | None:
-        if not session_ids:
-            return None
-        every = [as_json(self.session(one), self.messages(one)) for one in session_ids]
-        text = json.dumps(every, ensure_ascii=False, indent=2)
-        for folder in (paths.data_dir(), paths.state_dir(), Path(tempfile.gettempdir())):
-            file = folder / f"mlxpaged-unsaved-{new_id().lower()}.json"
-            try:
-                file.touch(mode=0o600)
-                file.write_text(text, encoding="utf-8")
-                return file
-            except OSError:
-                with suppress(OSError):
-                    file.unlink(missing_ok=True)
-        return None
-
-    def _unsaved_sessions(self) -> list[str]:
-        touched = {key[1] for key in self._unsaved}
-        return [one for one in self._mine() if one in touched]
-
-    # -- memory first, then the file ---------------------------------------------------------------------------
-
-    def _mine(self) -> list[str]:
-        return [row["id"] for row in self._open.execute("SELECT id FROM session")]
-
-    def _as_found(self, message: Message, live: bool) -> Message:
-        return message if live or message.state != "streaming" else replace(message, state="interrupted")
+    # -- what a change is made of ------------------------------------------------------------------------------
 
     def _add(self, message: Message, now: bool = False) -> str:
         """The session's new last turn; `now`: before this returns, if it can be written at all."""
-        if message.session in self._drafts:
-            self._drafts.discard(message.session)
-            row = self._open.execute("SELECT * FROM session WHERE id = ?", (message.session,)).fetchone()
-            self._unsaved["session", message.session] = (
-                _insert("session", _SESSION),
-                tuple(row[name] for name in _SESSION),
-            )
+        self._tables.keep(message.session)
         self._put(message)
-        self._queue(("session", message.session, "head"), *_update("head", message.id, message.session))
+        self._tables.queue(("session", message.session, "head"), *update("head", message.id, message.session))
         self._touch(message.session)
-        self._flush(now)
+        self._tables.flush(now)
         return message.id
 
     def _put(self, message: Message) -> None:
-        self._queue(("message", message.session, message.id), _insert("message", _MESSAGE), _row_of(message))
+        self._tables.queue(("message", message.session, message.id), insert("message", MESSAGE), row_of(message))
 
     def _touch(self, session_id: str) -> None:
-        self._queue(("session", session_id, "updated"), *_update("updated", self._clock(), session_id))
+        self._tables.queue(("session", session_id, "updated"), *update("updated", self._clock(), session_id))
 
     def _set(self, session_id: str, column: str, value: Any) -> None:
         with self._lock:
             self.session(session_id)
-            self._write(("session", session_id, column), *_update(column, value, session_id))
+            self._write(("session", session_id, column), *update(column, value, session_id))
 
     def _write(self, key: tuple[str, ...], statement: str, values: tuple[Any, ...]) -> None:
-        self._queue(key, statement, values)
-        self._flush()
-
-    def _queue(self, key: tuple[str, ...], statement: str, values: tuple[Any, ...]) -> None:
-        """Done in memory now, and in the file by the next flush; the same key again replaces what waits."""
-        self._open.execute(statement, values)
-        if key[1] not in self._drafts:
-            self._unsaved[key] = (statement, values)
-
-    def _flush(self, now: bool = False) -> None:
-        if self.path is None:
-            self._unsaved.clear()
-        if not self._unsaved or (self._ticks() < self._retry_at and not now):
-            return
-        if self._file is None:
-            self._connect()
-        if self._file is None:
-            return
-        try:
-            self._file.execute("BEGIN IMMEDIATE")
-            for statement, values in self._unsaved.values():
-                self._file.execute(statement, values)
-            self._file.execute("COMMIT")
-            self._unsaved.clear()
-            self.problem = None
-        except sqlite3.Error as error:
-            with suppress(sqlite3.Error):
-                self._file.rollback()
-            self._failed(error)
-
-    def _take(self, session_id: str) -> None:
-        """Session and turns into memory, and our name on it; a race for it is lost by SessionBusy."""
-        session = self._read("SELECT * FROM session WHERE id = ?", (session_id,))[0]
-        turns = self._read("SELECT * FROM message WHERE session = ?", (session_id,))
-        changed = self._file_changed(
-            "UPDATE session SET owner = ? WHERE id = ? AND owner IS ?", (self._me, session_id, session["owner"])
-        )
-        if changed == 0:
-            raise SessionBusy(f"the session {session['title'] or session_id!r} was just opened in another mlxpaged")
-        self._open.execute(_insert("session", _SESSION), tuple(session[name] for name in _SESSION))
-        self._open.execute(*_update("owner", self._me, session_id))
-        self._open.executemany(_insert("message", _MESSAGE), [tuple(turn[name] for name in _MESSAGE) for turn in turns])
-
-    def _file_changed(self, statement: str, values: tuple[Any, ...]) -> int | None:
-        """Rows changed at once; None when the file cannot be written, which `problem` tells."""
-        try:
-            return self._file.execute(statement, values).rowcount if self._file else None
-        except sqlite3.Error as error:
-            self._failed(error)
-            return None
-
-    def _read(self, query: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        if self._file is None:
-            return []
-        try:
-            return self._file.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            self._failed(error)
-            return []
-
-    def _connect(self) -> None:
-        if self.path is None:
-            return
-        try:
-            self._file = open_file(self.path)
-        except SessionFileError as error:
-            self.problem = str(error)
-            self._retry_at = self._ticks() + _RETRY_S
-
-    def _failed(self, error: sqlite3.Error) -> None:
-        assert self.path
-        self.problem = in_words(error, self.path)
-        self._retry_at = self._ticks() + _RETRY_S
+        self._tables.queue(key, statement, values)
+        self._tables.flush()
 
 
 class ReplyDraft:
@@ -484,7 +273,7 @@ class ReplyDraft:
         self._pieces = [message.content]
         self._thoughts = [message.reasoning]
         self._dirty = False
-        self._next = store._ticks() + CHECKPOINT_S
+        self._next = store.ticks() + CHECKPOINT_S
 
     @property
     def id(self) -> str:
@@ -505,8 +294,8 @@ class ReplyDraft:
 
     def tick(self) -> None:
         """Writes a checkpoint when something came and the last one is a second old."""
-        if self._dirty and self._store._ticks() >= self._next:
-            self._next = self._store._ticks() + CHECKPOINT_S
+        if self._dirty and self._store.ticks() >= self._next:
+            self._next = self._store.ticks() + CHECKPOINT_S
             self._dirty = False
             self._store.save(self._now())
 
@@ -525,21 +314,3 @@ class ReplyDraft:
 
     def _now(self) -> Message:
         return replace(self._message, content="".join(self._pieces), reasoning="".join(self._thoughts))
-
-
-def _insert(table: str, columns: Sequence[str]) -> str:
-    """Writes a row or brings it up to date; never REPLACE, which would delete a session's turns with it."""
-    marks = ", ".join("?" * len(columns))
-    kept = ", ".join(f"{name} = excluded.{name}" for name in columns[1:])
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET {kept}"
-
-
-def _update(column: str, value: Any, session_id: str) -> tuple[str, tuple[Any, ...]]:
-    return f"UPDATE session SET {column} = ? WHERE id = ?", (value, session_id)
-
-
-def _row_of(message: Message) -> tuple[Any, ...]:
-    about = {name: getattr(message, name) for name in _MESSAGE}
-    for name in ("usage", "timing"):
-        about[name] = json.dumps(asdict(about[name])) if about[name] else None
-    return tuple(about[name] for name in _MESSAGE)

@@ -1,18 +1,19 @@
-"""The loop of `mlxpaged chat`: read, answer, again. Owns what Ctrl-C means and what becomes of an interrupted reply;
+"""The loop of `mlxpaged chat`: read, answer, again. Owns what Ctrl-C stops and what becomes of an interrupted reply;
 how words are read and shown is the keyboard's and the page's business."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import MlxpagedError, Overloaded, Unreachable
 from ..sched.requests import FinishReason
 from .conversation import Conversation
+from .interrupts import Interrupts
 from .keyboard import Keyboard
 from .logs import logged_to
 from .page import Page, ReplyView, figures
@@ -73,7 +74,7 @@ class ChatLoop:
         self._told_problem: str | None = None
         self._told_notice = ""
         self._loading: asyncio.Task[ModelCard] | None = None
-        self._interrupts: _Interrupts | None = None  # None behind a pipe: there, Ctrl-C ends the program
+        self._interrupts: Interrupts | None = None  # None behind a pipe: there, Ctrl-C ends the program
         self.failed = False
         """Whether a message went wrong: a script behind a pipe wants to know."""
 
@@ -83,7 +84,7 @@ class ChatLoop:
             # asyncio would make the first Ctrl-C a cancelled task, which a blocking read of a pipe never notices.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         else:
-            self._interrupts = _Interrupts()
+            self._interrupts = Interrupts()
         with logged_to(self._page.later):
             await self._converse()
 
@@ -311,41 +312,3 @@ class ChatLoop:
         elif finish is FinishReason.CANCELLED:
             count = f" after {exchange.num_tokens:,} tokens" if exchange.num_tokens else ""
             self._page.say(f"Stopped{count}; what is there stays in the conversation.")
-
-
-class _Interrupts:
-    """Ctrl-C between prompts (inside one the line editor takes it as a key).
-
-    `call` is what it does now. One that comes before there is anything to stop stops the next thing. Set as a plain
-    signal handler, which the line editor puts back when it is done; a handler of the loop it would remove.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._call: Callable[[], object] | None = None
-        self._early = False
-        self._before = signal.signal(signal.SIGINT, lambda *_: self._loop.call_soon_threadsafe(self._interrupt))
-
-    def forget(self) -> None:
-        """A new prompt begins: what was pressed before it no longer counts."""
-        self._early = False
-
-    @contextmanager
-    def doing(self, call: Callable[[], object]) -> Iterator[None]:
-        """Inside, Ctrl-C does `call`."""
-        self._call = call
-        if self._early:
-            self._interrupt()
-        try:
-            yield
-        finally:
-            self._call = None
-
-    def end(self) -> None:
-        """Ctrl-C is what it was before."""
-        signal.signal(signal.SIGINT, self._before)
-
-    def _interrupt(self) -> None:
-        self._early = self._call is None
-        if self._call:
-            self._call()

@@ -250,15 +250,15 @@ def test_ephemeral_touches_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_loses_nothing_and_saving_goes_on_by_itself(store: Store, path: Path, clock: Clock) -> None:
     session = store.create()
     exchange(store, session.id, "before", "yes")
-    assert store._file
-    pages = store._file.execute("PRAGMA page_count").fetchone()[0]
-    store._file.execute(f"PRAGMA max_page_count = {pages}")
+    assert store._tables.file
+    pages = store._tables.file.execute("PRAGMA page_count").fetchone()[0]
+    store._tables.file.execute(f"PRAGMA max_page_count = {pages}")
     exchange(store, session.id, "while full " + "x" * 200_000, "still answered")
     assert store.problem == f"the disk of {path} is full; free some space and saving goes on"
     assert [text[:10] for _, text, _ in said(store, session.id)] == ["before", "yes", "while full", "still answ"]
     assert "still answered" in store.export(session.id)
     assert len(Store(path).messages(session.id)) == 2
-    store._file.execute("PRAGMA max_page_count = 1000000")
+    store._tables.file.execute("PRAGMA max_page_count = 1000000")
     clock.now += 10
     exchange(store, session.id, "after", "yes")
     assert store.problem is None
@@ -286,8 +286,8 @@ def test_what_cannot_be_saved_at_the_end_goes_into_a_file_of_its_own(
 def test_a_locked_file_delays_and_a_damaged_one_never_stops(path: Path, clock: Clock, tmp_path: Path) -> None:
     store = Store(path, clock, clock)
     session = store.create()
-    assert store._file
-    store._file.execute("PRAGMA busy_timeout = 10")
+    assert store._tables.file
+    store._tables.file.execute("PRAGMA busy_timeout = 10")
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     store.ask(session.id, "Hello")
@@ -361,6 +361,6 @@ def test_an_older_file_is_copied_then_migrated(path: Path, monkeypatch: pytest.M
 
 
 def test_the_schema_in_memory_is_the_files(store: Store) -> None:
-    tables = "SELECT name, sql FROM sqlite_master ORDER BY name"
-    assert store._file
-    assert [tuple(row) for row in store._file.execute(tables)] == [tuple(row) for row in memory().execute(tables)]
+    tables, file = "SELECT name, sql FROM sqlite_master ORDER BY name", store._tables.file
+    assert file
+    assert [tuple(row) for row in file.execute(tables)] == [tuple(row) for row in memory().execute(tables)]

@@ -1,0 +1,79 @@
+"""How a session and a turn lie in the tables of the session file: the columns, the statements that write them, and what
+a row read back means. Opens nothing and runs nothing."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..engine.events import Timing, Usage
+from .sessions import Message, Session, is_alive
+
+LISTED = """
+    SELECT s.*, (SELECT count(*) FROM message m WHERE m.session = s.id) AS num_messages,
+    (SELECT m.state FROM message m WHERE m.id = s.head) AS head_state FROM session s
+"""
+SESSION = ("id", "title", "model", "system", "params", "created", "updated", "parent", "head", "owner")
+MESSAGE = (
+    *("id", "session", "parent", "role", "content", "reasoning", "state", "model", "usage", "timing", "error"),
+    "created",
+)
+
+
+def session_from(row: sqlite3.Row, me: str) -> Session:
+    """A row of the session list, with its counts."""
+    elsewhere = row["owner"] not in {None, me} and is_alive(row["owner"])
+    return Session(
+        id=row["id"],
+        title=row["title"],
+        model=row["model"],
+        system=row["system"],
+        params=json.loads(row["params"]),
+        created=row["created"],
+        updated=row["updated"],
+        parent=row["parent"],
+        head=row["head"],
+        num_messages=row["num_messages"],
+        interrupted=row["head_state"] == "interrupted"
+        or (row["head_state"] == "streaming" and row["owner"] != me and not elsewhere),
+        busy=elsewhere,
+    )
+
+
+def message_from(row: sqlite3.Row) -> Message:
+    """A row of the message table."""
+    return Message(
+        id=row["id"],
+        session=row["session"],
+        role=row["role"],
+        content=row["content"],
+        parent=row["parent"],
+        reasoning=row["reasoning"],
+        state=row["state"],
+        model=row["model"],
+        usage=Usage(**json.loads(row["usage"])) if row["usage"] else None,
+        timing=Timing(**json.loads(row["timing"])) if row["timing"] else None,
+        error=row["error"],
+        created=row["created"],
+    )
+
+
+def insert(table: str, columns: Sequence[str]) -> str:
+    """Writes a row or brings it up to date; never REPLACE, which would delete a session's turns with it."""
+    marks = ", ".join("?" * len(columns))
+    kept = ", ".join(f"{name} = excluded.{name}" for name in columns[1:])
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET {kept}"
+
+
+def update(column: str, value: Any, session_id: str) -> tuple[str, tuple[Any, ...]]:
+    return f"UPDATE session SET {column} = ? WHERE id = ?", (value, session_id)
+
+
+def row_of(message: Message) -> tuple[Any, ...]:
+    about = {name: getattr(message, name) for name in MESSAGE}
+    for name in ("usage", "timing"):
+        about[name] = json.dumps(asdict(about[name])) if about[name] else None
+    return tuple(about[name] for name in MESSAGE)

@@ -1,0 +1,159 @@
+"""Memory first, then the file. Owns the rows of the sessions that are open here, what of them still waits to be
+written and what is wrong with the file; knows nothing of what a conversation is.
+
+Nothing raises for the file's sake: what cannot be written waits and is tried again with the next write, what cannot be
+read is absent, and `problem` says why. A lock belongs to the store, which holds it around every call.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import SessionBusy
+from .session_file import SessionFileError, in_words, memory, open_file
+from .session_rows import MESSAGE, SESSION, insert, update
+from .sessions import owner_name
+
+_RETRY_S = 5.0
+
+
+class SessionTables:
+    """The tables of `path`, the open sessions' part of them in memory; `path` None: in memory only. `ticks` gives the
+    seconds between attempts."""
+
+    def __init__(self, path: Path | None, ticks: Callable[[], float]) -> None:
+        self.path = path
+        self.problem: str | None = None
+        """Why nothing is saved at the moment, in one line; None while all is well."""
+        self.me = owner_name()
+        self.open = memory()
+        self.file: sqlite3.Connection | None = None
+        self._ticks = ticks
+        self._drafts: set[str] = set()  # sessions without a message: not worth keeping yet
+        self._unsaved: dict[tuple[str, ...], tuple[str, tuple[Any, ...]]] = {}
+        self._retry_at = 0.0
+        self._connect()
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something is in memory that belongs on disk."""
+        return bool(self._unsaved)
+
+    # -- which sessions are open here --------------------------------------------------------------------------
+
+    def mine(self) -> list[str]:
+        """The ids of the sessions open here."""
+        return [row["id"] for row in self.open.execute("SELECT id FROM session")]
+
+    def unsaved_sessions(self) -> list[str]:
+        """Those of them with something that belongs on disk."""
+        touched = {key[1] for key in self._unsaved}
+        return [one for one in self.mine() if one in touched]
+
+    def is_draft(self, session_id: str) -> bool:
+        """Whether a session has had no message yet, and so is not for the disk."""
+        return session_id in self._drafts
+
+    def begin(self, session_id: str, values: tuple[Any, ...]) -> None:
+        """A new session, in memory until `keep`."""
+        self.open.execute(insert("session", SESSION), values)
+        self._drafts.add(session_id)
+
+    def keep(self, session_id: str) -> None:
+        """A session that is to be written from now on, as it stands; nothing happens when it already is."""
+        if session_id in self._drafts:
+            self._drafts.discard(session_id)
+            row = self.open.execute("SELECT * FROM session WHERE id = ?", (session_id,)).fetchone()
+            self._unsaved["session", session_id] = (insert("session", SESSION), tuple(row[name] for name in SESSION))
+
+    def forget(self, session_id: str) -> None:
+        """Drop a session from memory; what the file has of it stays."""
+        self._drafts.discard(session_id)
+        self.open.execute("DELETE FROM session WHERE id = ?", (session_id,))
+
+    def take(self, session_id: str) -> None:
+        """Session and turns into memory, and our name on it; a race for it is lost by SessionBusy."""
+        session = self.read("SELECT * FROM session WHERE id = ?", (session_id,))[0]
+        turns = self.read("SELECT * FROM message WHERE session = ?", (session_id,))
+        changed = self._file_changed(
+            "UPDATE session SET owner = ? WHERE id = ? AND owner IS ?", (self.me, session_id, session["owner"])
+        )
+        if changed == 0:
+            raise SessionBusy(f"the session {session['title'] or session_id!r} was just opened in another mlxpaged")
+        self.open.execute(insert("session", SESSION), tuple(session[name] for name in SESSION))
+        self.open.execute(*update("owner", self.me, session_id))
+        self.open.executemany(insert("message", MESSAGE), [tuple(turn[name] for name in MESSAGE) for turn in turns])
+
+    # -- writing and reading -----------------------------------------------------------------------------------
+
+    def queue(self, key: tuple[str, ...], statement: str, values: tuple[Any, ...]) -> None:
+        """Done in memory now, and in the file by the next flush; the same key again replaces what waits. The second
+        part of a key is the session's id."""
+        self.open.execute(statement, values)
+        if key[1] not in self._drafts:
+            self._unsaved[key] = (statement, values)
+
+    def flush(self, now: bool = False) -> None:
+        """Write what waits, in one transaction; not while an attempt failed a moment ago, unless `now`."""
+        if self.path is None:
+            self._unsaved.clear()
+        if not self._unsaved or (self._ticks() < self._retry_at and not now):
+            return
+        if self.file is None:
+            self._connect()
+        if self.file is None:
+            return
+        try:
+            self.file.execute("BEGIN IMMEDIATE")
+            for statement, values in self._unsaved.values():
+                self.file.execute(statement, values)
+            self.file.execute("COMMIT")
+            self._unsaved.clear()
+            self.problem = None
+        except sqlite3.Error as error:
+            with suppress(sqlite3.Error):
+                self.file.rollback()
+            self._failed(error)
+
+    def read(self, query: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
+        """Rows of the file; none where it cannot be read."""
+        if self.file is None:
+            return []
+        try:
+            return self.file.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return []
+
+    def close(self) -> None:
+        """Let go of memory and file."""
+        self.open.close()
+        if self.file:
+            with suppress(sqlite3.Error):
+                self.file.close()
+
+    def _file_changed(self, statement: str, values: tuple[Any, ...]) -> int | None:
+        """Rows changed at once; None when the file cannot be written, which `problem` tells."""
+        try:
+            return self.file.execute(statement, values).rowcount if self.file else None
+        except sqlite3.Error as error:
+            self._failed(error)
+            return None
+
+    def _connect(self) -> None:
+        if self.path is None:
+            return
+        try:
+            self.file = open_file(self.path)
+        except SessionFileError as error:
+            self.problem = str(error)
+            self._retry_at = self._ticks() + _RETRY_S
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        assert self.path
+        self.problem = in_words(error, self.path)
+        self._retry_at = self._ticks() + _RETRY_S
