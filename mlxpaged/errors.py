@@ -10,6 +10,7 @@ MlxpagedError
     PromptTooLong, BadParameter
   Overloaded             queue full or draining               HTTP 429 / 503
   NoSession, SessionBusy no such session, or it is in use     exit 1
+    UnreadableSession    there may be one: the file is damaged or locked
   EngineError            a step failed                        HTTP 500, finish_reason "error"
   LayoutError, InvariantError   our bug; never caught below the service
 """
@@ -53,6 +54,10 @@ class Unreachable(MlxpagedError):
 
 class NoSession(MlxpagedError):
     """No saved session has that id or name."""
+
+
+class UnreadableSession(NoSession):
+    """Nobody can say whether there is such a session, or what was said in it: the file cannot be read."""
 
 
 class SessionBusy(MlxpagedError):

@@ -80,10 +80,12 @@ def in_words(error: Exception, path: Path) -> str:
     if "i/o error" in text:
         return f"{path} cannot be written ({reason}: is the disk or the quota full?); once it can, saving goes on"
     if "locked" in text or "busy" in text:
-        return f"{path} is locked by another program; close it and saving goes on"
-    if "malformed" in text or "not a database" in text or "corrupt" in text:
+        return f"{path} is locked by another program; close that one"
+    if "malformed" in text or "not a database" in text or "corrupt" in text or "decode" in text:
         return f"{path} is damaged ({reason}); move it away to start with an empty one"
-    if isinstance(error, PermissionError) or "readonly" in text or "read-only" in text or "unable to open" in text:
+    if "unable to open" in text:
+        return f"{path} cannot be opened ({reason}); MLXPAGED_DATA names another folder"
+    if isinstance(error, PermissionError) or "readonly" in text or "read-only" in text:
         return f"{path} cannot be written ({reason}); MLXPAGED_DATA names another folder"
     return f"{path} cannot be used ({reason}); MLXPAGED_DATA names another folder"
 

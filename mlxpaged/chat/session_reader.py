@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
-from ..errors import NoSession
+from ..errors import NoSession, UnreadableSession
 from .session_rows import LISTED, message_from, session_from
 from .session_tables import SessionTables
 from .sessions import Message, Session, as_json, as_markdown
@@ -26,27 +27,37 @@ class SessionReader:
         return self._tables.problem
 
     def sessions(self) -> list[Session]:
-        """Every session, the last used first."""
+        """Every session, the last used first; only those open here where the file cannot be read."""
+        return self._listed()[0]
+
+    def _listed(self) -> tuple[list[Session], bool]:
+        """The sessions, and whether that is all of them: the file could be read."""
         with self._lock:
-            found = {row["id"]: row for row in self._tables.read(f"{LISTED} WHERE s.head IS NOT NULL")}
+            saved = self._tables.read(f"{LISTED} WHERE s.head IS NOT NULL")
+            found = {row["id"]: row for row in saved or ()}
             for row in self._tables.open.execute(f"{LISTED} WHERE s.head IS NOT NULL"):
                 found[row["id"]] = row
             ordered = sorted(found.values(), key=lambda row: (row["updated"], row["id"]), reverse=True)
-            return [session_from(row, self._tables.me) for row in ordered]
+            return [session_from(row, self._tables.me) for row in ordered], saved is not None
 
     def session(self, session_id: str) -> Session:
-        """One session by its whole id. Raises NoSession."""
+        """One session by its whole id. Raises NoSession, UnreadableSession."""
         with self._lock:
             query, wanted = f"{LISTED} WHERE s.id = ?", (session_id,)
             row = self._tables.open.execute(query, wanted).fetchone()
-            row = row or next(iter(self._tables.read(query, wanted)), None)
             if row is None:
-                raise NoSession(f"there is no session {session_id}; `mlxpaged sessions list` shows them")
+                saved = self._tables.read(query, wanted)
+                if saved is None:
+                    raise self._tables.unreadable(session_id)
+                if not saved:
+                    raise NoSession(f"there is no session {session_id}; `mlxpaged sessions list` shows them")
+                row = saved[0]
             return session_from(row, self._tables.me)
 
     def find(self, wanted: str) -> Session:
-        """One session by id, start of the id, title, or start of the title. Raises NoSession: none, or several."""
-        every, name = self.sessions(), wanted.casefold()
+        """One session by id, start of the id, title, or start of the title. Raises NoSession: none, or several;
+        UnreadableSession."""
+        (every, complete), name = self._listed(), wanted.casefold()
         for fits in (
             lambda one: one.id.casefold() == name or one.title.casefold() == name,
             lambda one: one.id.casefold().startswith(name) or one.title.casefold().startswith(name),
@@ -58,6 +69,8 @@ class SessionReader:
             if found:
                 named = ", ".join(f"{one.id[-8:].lower()} ({one.title})" for one in found[:3])
                 raise NoSession(f"{len(found)} sessions are called {wanted!r}: {named}; give the id of one")
+        if not complete:
+            raise self._tables.unreadable(wanted)
         raise NoSession(f"there is no session {wanted!r}; `mlxpaged sessions list` shows them")
 
     def latest(self) -> Session | None:
@@ -66,18 +79,28 @@ class SessionReader:
 
     def messages(self, session_id: str) -> list[Message]:
         """The conversation, first turn first: from the session's head back to its start. Turns that a retry or an
-        edit left behind are not among them."""
+        edit left behind are not among them, nor those that cannot be read."""
+        with suppress(UnreadableSession):
+            return self._turns(self.session(session_id))
+        return []
+
+    def _turns(self, session: Session) -> list[Message]:
+        """The same; raises UnreadableSession."""
         with self._lock:
-            session = self.session(session_id)
-            query, wanted = "SELECT * FROM message WHERE session = ?", (session_id,)
-            rows = self._tables.open.execute(query, wanted).fetchall() or self._tables.read(query, wanted)
+            query, wanted = "SELECT * FROM message WHERE session = ?", (session.id,)
+            rows = self._tables.open.execute(query, wanted).fetchall()
+            mine = session.id in self._tables.mine()
+            if not mine:
+                saved = self._tables.read(query, wanted)
+                if saved is None:
+                    raise self._tables.unreadable(session.title or session.id)
+                rows = saved
             by_id = {row["id"]: message_from(row) for row in rows}
             path: list[Message] = []
             at = session.head
             while at in by_id and len(path) < len(by_id):
                 path.append(by_id[at])
                 at = path[-1].parent
-            mine = session_id in self._tables.mine()
             return [self._as_found(one, session.busy or mine) for one in reversed(path)]
 
     def search(self, text: str) -> list[tuple[Session, Message]]:
@@ -85,13 +108,14 @@ class SessionReader:
         with self._lock:
             query = "SELECT * FROM message WHERE holds(content, ?) ORDER BY id"
             wanted = (text.casefold(),)
-            hits = {row["session"]: message_from(row) for row in self._tables.read(query, wanted)}
+            hits = {row["session"]: message_from(row) for row in self._tables.read(query, wanted) or ()}
             hits |= {row["session"]: message_from(row) for row in self._tables.open.execute(query, wanted)}
             return [(one, hits[one.id]) for one in self.sessions() if one.id in hits]
 
     def export(self, session_id: str, kind: str = "md") -> str:
-        """The session as markdown ("md") or as one JSON object ("json")."""
-        session, messages = self.session(session_id), self.messages(session_id)
+        """The session as markdown ("md") or as one JSON object ("json"). Raises NoSession, UnreadableSession."""
+        session = self.session(session_id)
+        messages = self._turns(session)
         if kind == "json":
             return json.dumps(as_json(session, messages), ensure_ascii=False, indent=2) + "\n"
         return as_markdown(session, messages)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.events import Timing, Usage
 from .sessions import Message, Session, is_alive
+
+Kind = TypeVar("Kind")
 
 LISTED = """
     SELECT s.*, (SELECT count(*) FROM message m WHERE m.session = s.id) AS num_messages,
@@ -31,7 +33,7 @@ def session_from(row: sqlite3.Row, me: str) -> Session:
         title=row["title"],
         model=row["model"],
         system=row["system"],
-        params=json.loads(row["params"]),
+        params=_read(dict, row["params"]) or {},
         created=row["created"],
         updated=row["updated"],
         parent=row["parent"],
@@ -54,11 +56,19 @@ def message_from(row: sqlite3.Row) -> Message:
         reasoning=row["reasoning"],
         state=row["state"],
         model=row["model"],
-        usage=Usage(**json.loads(row["usage"])) if row["usage"] else None,
-        timing=Timing(**json.loads(row["timing"])) if row["timing"] else None,
+        usage=_read(Usage, row["usage"]),
+        timing=_read(Timing, row["timing"]),
         error=row["error"],
         created=row["created"],
     )
+
+
+def _read(kind: Callable[..., Kind], text: str | None) -> Kind | None:
+    """A value from its JSON; a damaged one costs the figures, not the conversation."""
+    try:
+        return kind(**json.loads(text)) if text else None
+    except (ValueError, TypeError):
+        return None
 
 
 def insert(table: str, columns: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Memory first, then the file. Owns the rows of the sessions that are open here, what of them still waits to be
 written and what is wrong with the file; knows nothing of what a conversation is.
 
-Nothing raises for the file's sake: what cannot be written waits and is tried again with the next write, what cannot be
-read is absent, and `problem` says why. A lock belongs to the store, which holds it around every call.
+What cannot be written waits and is tried again with the next write, what cannot be read is None; `problem` says why.
+Only `take` raises for the file's sake. A lock belongs to the store, which holds it around every call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import SessionBusy
+from ..errors import NoSession, SessionBusy, UnreadableSession
 from .session_file import SessionFileError, in_words, memory, open_file
 from .session_rows import MESSAGE, SESSION, insert, update
 from .sessions import owner_name
@@ -76,9 +76,15 @@ class SessionTables:
         self.open.execute("DELETE FROM session WHERE id = ?", (session_id,))
 
     def take(self, session_id: str) -> None:
-        """Session and turns into memory, and our name on it; a race for it is lost by SessionBusy."""
-        session = self.read("SELECT * FROM session WHERE id = ?", (session_id,))[0]
+        """Session and turns into memory, and our name on it; a race for it is lost by SessionBusy or NoSession. Raises
+        UnreadableSession."""
+        found = self.read("SELECT * FROM session WHERE id = ?", (session_id,))
         turns = self.read("SELECT * FROM message WHERE session = ?", (session_id,))
+        if found is None or turns is None:
+            raise self.unreadable(session_id)
+        if not found:
+            raise NoSession(f"the session {session_id} was just removed by another mlxpaged")
+        (session,) = found
         changed = self._file_changed(
             "UPDATE session SET owner = ? WHERE id = ? AND owner IS ?", (self.me, session_id, session["owner"])
         )
@@ -119,15 +125,19 @@ class SessionTables:
                 self.file.rollback()
             self._failed(error)
 
-    def read(self, query: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row]:
-        """Rows of the file; none where it cannot be read."""
+    def read(self, query: str, values: tuple[Any, ...] = ()) -> list[sqlite3.Row] | None:
+        """Rows of the file; None where it cannot be read, which `problem` tells."""
         if self.file is None:
-            return []
+            return [] if self.path is None else None
         try:
             return self.file.execute(query, values).fetchall()
         except sqlite3.Error as error:
             self._failed(error)
-            return []
+            return None
+
+    def unreadable(self, name: str) -> UnreadableSession:
+        """What to raise after a `read` of this session that gave None."""
+        return UnreadableSession(f"the session {name!r} cannot be read: {self.problem}")
 
     def close(self) -> None:
         """Let go of memory and file."""

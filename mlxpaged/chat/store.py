@@ -9,8 +9,8 @@
 
 Open sessions are held in memory first and written from there. So a disk that is full, a folder that is read-only, a
 locked or a damaged file never stops a conversation: `problem` says it in one line, what could not be written is tried
-again with the next write, and `export` works all the while. No method but `open`'s callers' own errors (NoSession,
-SessionBusy) raises for the file's sake. Every method may be called from any thread; a write waits for a locked file
+again with the next write, and `export` works all the while. For the file's sake only UnreadableSession is raised, for
+a session that is not open here. Every method may be called from any thread; a write waits for a locked file
 for two seconds at most, so an event loop calls those that write through `asyncio.to_thread` where that would be felt.
 """
 
@@ -76,15 +76,15 @@ class Store(SessionReader):
             return self.session(values[0])
 
     def claim(self, session_id: str) -> Session:
-        """Open a session here, to go on with it. Raises SessionBusy while another live process has it, NoSession.
-        A reply whose process died becomes "interrupted"."""
+        """Open a session here, to go on with it. Raises SessionBusy while another live process has it, NoSession,
+        UnreadableSession. A reply whose process died becomes "interrupted"."""
         with self._lock:
             if session_id in self._tables.mine():
                 return self.session(session_id)
             session = self.session(session_id)
             if session.busy:
                 raise SessionBusy(f"the session {session.title or session.id!r} is open in another mlxpaged; fork it")
-            torn = [one for one in self.messages(session_id) if one.state == "interrupted"]
+            torn = [one for one in self._turns(session) if one.state == "interrupted"]
             self._tables.take(session_id)
             for message in torn:
                 self._put(message)
@@ -104,7 +104,8 @@ class Store(SessionReader):
     def fork(self, session_id: str, at: str | None = None) -> Session:
         """A new session with the conversation of this one up to and with message `at` (None: all of it)."""
         with self._lock:
-            old, messages = self.session(session_id), self.messages(session_id)
+            old = self.session(session_id)
+            messages = self._turns(old)
             ids = [one.id for one in messages]
             if at is not None:
                 if at not in ids:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..config import DEFAULT_MODEL
-from ..errors import ConfigError
+from ..errors import ConfigError, UnreadableSession
 from . import options
 from .exits import complain
 from .options import SamplingFlags
@@ -79,7 +79,7 @@ def chat(
     store = _store(ephemeral or not (watched or wanted))
     try:
         found = _found(store, session) if wanted else None
-        conversation = Conversation(store, found and store.claim(found.id), system)
+        conversation = Conversation(store, found, system)
         conversation.add_values(flags.given())
         for path in file or ():
             conversation.attach(path)
@@ -89,6 +89,8 @@ def chat(
             page = Page(quiet=not watched)
             keyboard = TerminalKeyboard(progress.in_words) if watched else PipeKeyboard(sys.stdin)
             loop = ChatLoop(opened, conversation, keyboard, page, progress)
+            if wanted and not found:
+                loop.tell_instead(f"{session!r}" if session else "the last conversation")
             asyncio.run(loop.run())
             return int(loop.failed and not watched)
     finally:
@@ -103,14 +105,15 @@ def _store(ephemeral: bool) -> Store:
 
 
 def _found(store: Store, name: str | None) -> Session | None:
-    """The conversation to go on with; ConfigError where there is none yet. None: the last one cannot be read, which
+    """The conversation to go on with, opened; ConfigError where there is none yet. None: it cannot be read, which
     `store.problem` says, so a new one begins in memory."""
-    if name is not None:
-        return store.find(name)
-    latest = store.latest()
-    if latest is None and not store.problem:
-        raise ConfigError("there is no conversation to continue yet; leave out --continue")
-    return latest
+    try:
+        found = store.latest() if name is None else store.find(name)
+        if found is None and not store.problem:
+            raise ConfigError("there is no conversation to continue yet; leave out --continue")
+        return found and store.claim(found.id)
+    except UnreadableSession:
+        return None
 
 
 def _model(named: str | None, url: str | None, conversation: Conversation) -> str | None:

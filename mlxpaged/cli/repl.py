@@ -196,11 +196,22 @@ class ChatLoop:
     def _backend(self) -> Backend:
         return self._opened.backend
 
+    def tell_instead(self, wanted: str) -> None:
+        """Says that the conversation asked for cannot be read, so that a new one begins; before `run`."""
+        self._told_problem = problem = self._conversation.store.problem
+        self._page.warn(
+            f"{wanted} cannot be read: {problem}. A new conversation begins in memory; /export writes it out."
+        )
+
     def _tell_problem(self) -> None:
         """Says when saving stops, and when it goes on."""
         problem = self._conversation.store.problem
         if problem != self._told_problem:
-            self._page.warn(f"not saved: {problem}" if problem else "Everything is saved again.")
+            self._page.warn(
+                f"not saved: {problem}. The conversation goes on in memory; /export writes it out."
+                if problem
+                else "Everything is saved again."
+            )
             self._told_problem = problem
 
     async def _card(self) -> ModelCard:

@@ -113,7 +113,7 @@ def take_in(
         raise ConfigError(f"{file} is not JSON; give what `mlxpaged sessions export --format json` wrote") from None
     try:
         read = [from_json(one) for one in (found if isinstance(found, list) else [found])]
-        with _store(writes=True, makes=True) as store:
+        with _store(makes=True) as store:
             store.take_in(read)
     except ConfigError as error:
         raise ConfigError(f"cannot import {file}: {error}") from error
@@ -123,7 +123,7 @@ def take_in(
 @sessions.command("rename")
 def rename(name: Name, title: Annotated[str, typer.Argument(help="The new title.")]) -> None:
     """Give a conversation a title."""
-    with _store(writes=True) as store:
+    with _store() as store:
         store.rename(store.find(name).id, title)
 
 
@@ -133,7 +133,7 @@ def remove(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete conversations for good."""
-    with _store(writes=True) as store:
+    with _store() as store:
         found = [store.find(name) for name in names]
         if not yes and sys.stdin.isatty():
             titles = ", ".join(one.title or one.id for one in found)
@@ -151,9 +151,9 @@ def path() -> None:
 
 
 @contextmanager
-def _store(writes: bool = False, makes: bool = False) -> Iterator[Store]:
-    """The user's own sessions. A file that cannot be used is an error here; where there is none, one is made only if
-    `makes`."""
+def _store(makes: bool = False) -> Iterator[Store]:
+    """The user's own sessions. A file that cannot be used, or not in every part that was asked for, is an error here;
+    where there is none, one is made only if `makes`."""
     from ..chat.session_file import session_path
     from ..chat.store import Store
 
@@ -162,7 +162,7 @@ def _store(writes: bool = False, makes: bool = False) -> Iterator[Store]:
         if store.problem:
             raise MlxpagedError(store.problem)
         yield store
-        if store.problem and (writes or not store.sessions()):
+        if store.problem:
             raise MlxpagedError(store.problem)
     finally:
         store.close()

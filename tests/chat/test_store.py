@@ -291,7 +291,7 @@ def test_a_locked_file_delays_and_a_damaged_one_never_stops(path: Path, clock: C
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     store.ask(session.id, "Hello")
-    assert store.problem == f"{path} is locked by another program; close it and saving goes on"
+    assert store.problem == f"{path} is locked by another program; close that one"
     holder.execute("ROLLBACK")
     clock.now += 10
     store.reply(session.id).finish("done")

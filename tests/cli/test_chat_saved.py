@@ -208,19 +208,6 @@ def test_a_locked_or_damaged_database_is_one_line_and_the_chat_goes_on(
     assert file.read_bytes().startswith(b"this is no database")
 
 
-def test_going_on_with_a_damaged_database_begins_a_conversation_in_memory(
-    program: Program, environment: dict[str, str]
-) -> None:
-    file = Path(environment["MLXPAGED_DATA"]) / "sessions.db"
-    file.parent.mkdir()
-    file.write_bytes(b"this is no database" * 100)
-    ended = program("chat", "scripted", "-c", stdin="hello\n")
-    assert (ended.code, ended.out) == (0, "You said: hello\n")
-    told, rescued = ended.err.splitlines()
-    assert told.startswith("mlxpaged: not saved: ") and "is damaged" in told
-    assert "this conversation is in" in rescued and "mlxpaged-unsaved-" in rescued
-
-
 def test_a_message_that_no_model_could_be_loaded_for_is_taken_back(
     program: Program, store: Callable[[], Store]
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_session_in_use_is_not_removed(program: Program, store: Store) -> None
     ("spoil", "words"),
     [
         (lambda file: file.write_bytes(b"nonsense" * 1000), "is damaged"),
-        (lambda file: (file.unlink(), file.mkdir()), "cannot be written"),
+        (lambda file: (file.unlink(), file.mkdir()), "cannot be opened"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(

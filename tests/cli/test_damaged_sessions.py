@@ -1,0 +1,136 @@
+"""A file of sessions that is damaged, cut short, locked or empty: each command says so in one line that names it."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mlxpaged.chat.store import Store
+from tests.cli.conftest import Ended, Program
+
+READERS = (
+    ("sessions", "list"),
+    ("sessions", "show", "Foxes"),
+    ("sessions", "search", "quick"),
+    ("sessions", "export", "Foxes"),
+    ("sessions", "export", "--all"),
+    ("sessions", "rename", "Foxes", "Wolves"),
+)
+
+
+@pytest.fixture
+def file(environment: dict[str, str]) -> Path:
+    """Forty conversations, closed; one of them is called Foxes."""
+    store = Store(Path(environment["MLXPAGED_DATA"]) / "sessions.db")
+    for number in range(40):
+        session = store.create("scripted", title="Foxes" if number == 20 else "")
+        store.ask(session.id, f"question {number} " + "x" * 300)
+        draft = store.reply(session.id)
+        draft.feed("They are quick.")
+        draft.finish("done")
+        store.release(session.id)
+    store.close()
+    assert store.path
+    return store.path
+
+
+def middle(file: Path) -> None:
+    """All but the first page is noise."""
+    content = bytearray(file.read_bytes())
+    content[4096:] = random.Random(0).randbytes(len(content) - 4096)
+    file.write_bytes(content)
+
+
+def header(file: Path) -> None:
+    file.write_bytes(b"no database".ljust(100) + file.read_bytes()[100:])
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:9000])
+
+
+def one_line(ended: Ended) -> str:
+    assert ended.out == "" and ended.code == 1 and ended.err.count("\n") == 1
+    return ended.err
+
+
+@pytest.mark.parametrize("spoil", [middle, header, cut])
+def test_a_command_on_a_damaged_file_names_the_damage_and_the_file(
+    program: Program, file: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(file)
+    for command in READERS:
+        told = one_line(program(*command))
+        assert f"{file} is damaged (" in told and "move it away to start with an empty one" in told, command
+
+
+@pytest.mark.parametrize("spoil", [middle, header, cut])
+@pytest.mark.parametrize(
+    ("wanted", "name"), [(("--session", "Foxes"), "'Foxes'"), (("-c",), "the last conversation")], ids=str
+)
+def test_going_on_with_a_conversation_that_cannot_be_read_begins_one_in_memory(
+    program: Program, file: Path, spoil: Callable[[Path], None], wanted: tuple[str, ...], name: str
+) -> None:
+    spoil(file)
+    damaged = file.read_bytes()
+    ended = program("chat", "scripted", *wanted, stdin="hello\n/export json kept.json\n")
+    assert (ended.code, ended.out) == (0, "You said: hello\n")
+    told, rescued = ended.err.splitlines()
+    assert told.startswith(f"mlxpaged: {name} cannot be read: {file} is damaged (")
+    assert told.endswith(
+        "move it away to start with an empty one. A new conversation begins in memory; /export writes it out."
+    )
+    assert "this conversation is in" in rescued and "`mlxpaged sessions import` takes it in" in rescued
+    assert "hello" in (file.parents[1] / "kept.json").read_text()
+    assert file.read_bytes() == damaged
+
+
+def test_turns_that_cannot_be_read_are_never_shown_as_none(program: Program, file: Path) -> None:
+    database = sqlite3.connect(file)
+    root = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'message'").fetchone()[0]
+    size = database.execute("PRAGMA page_size").fetchone()[0]
+    database.close()
+    content = bytearray(file.read_bytes())
+    content[(root - 1) * size : root * size] = bytes(size)
+    file.write_bytes(content)
+    for command in READERS[1:4]:
+        assert f"{file} is damaged (" in one_line(program(*command)), command
+
+
+def test_a_locked_file_is_one_line_and_a_chat_goes_on_without_it(
+    program: Program, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxpaged.chat.session_file.BUSY_MS", 10)
+    holder = sqlite3.connect(file, isolation_level=None)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    for command in READERS:
+        assert f"{file} is locked by another program; close that one\n" in one_line(program(*command)), command
+    ended = program("chat", "scripted", "--session", "Foxes", stdin="hello\n")
+    assert (ended.code, ended.out) == (0, "You said: hello\n")
+    assert ended.err.startswith(f"mlxpaged: 'Foxes' cannot be read: {file} is locked by another program")
+    holder.close()
+
+
+def test_an_empty_file_holds_no_conversations(program: Program, file: Path) -> None:
+    file.write_bytes(b"")
+    assert program("sessions", "list").out == "No saved conversations yet; `mlxpaged chat` begins one.\n"
+    assert "there is no session 'Foxes'" in one_line(program("chat", "scripted", "--session", "Foxes", stdin="x\n"))
+    assert "there is no conversation to continue yet" in program("chat", "-c", stdin="x\n").err
+
+
+def test_a_title_nobody_has_is_still_an_error_in_a_sound_file(program: Program, file: Path) -> None:
+    told = one_line(program("chat", "scripted", "--session", "Cats", stdin="x\n"))
+    assert told == "mlxpaged: there is no session 'Cats'; `mlxpaged sessions list` shows them\n"
+
+
+def test_damaged_figures_cost_the_figures_only(program: Program, file: Path) -> None:
+    database = sqlite3.connect(file, isolation_level=None)
+    database.execute("UPDATE message SET usage = 'torn'")
+    database.execute("UPDATE session SET params = '{'")
+    database.close()
+    assert "They are quick." in program("sessions", "show", "Foxes").out
