@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class ModelCard:
     """A model as a face lists it. `state` is "ready", "loading" or "unloaded" (on disk; naming it in a request or
     `load` makes it ready); `defaults` are the model's own sampling defaults; `context_len`, the most tokens one
-    request may hold, is None while unknown."""
+    request may hold, is None while unknown, and so are `quantisation` and `family` (see ModelInfo)."""
 
     name: str
     state: str = "ready"
@@ -40,6 +40,8 @@ class ModelCard:
     defaults: Mapping[str, float] = field(default_factory=dict)
     served_by: str = "paged"
     notes: tuple[str, ...] = ()
+    quantisation: str | None = None
+    family: str | None = None
 
 
 class Reply:
@@ -294,4 +296,6 @@ def _ready(model: ModelInfo) -> ModelCard:
         defaults=model.defaults,
         served_by=model.served_by,
         notes=model.notes,
+        quantisation=model.quantisation,
+        family=model.family,
     )

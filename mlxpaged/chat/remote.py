@@ -79,6 +79,8 @@ class RemoteBackend:
                 defaults=entry.get("defaults", {}),
                 served_by=entry.get("served_by", "paged"),
                 notes=tuple(entry.get("notes", ())),
+                quantisation=entry.get("quantisation"),
+                family=entry.get("family"),
             )
             for entry in (await self._json("GET", "/v1/models"))["data"]
         )

@@ -43,7 +43,7 @@ def ps(as_json: AsJson = False) -> None:
         (
             str(one["pid"]),
             one["url"],
-            ", ".join(f"{model['name']}{'' if model['state'] == 'ready' else ' (loading)'}" for model in one["models"]),
+            ", ".join(_model_words(model) for model in one["models"]),
             f"{one['running']} running, {one['waiting']} waiting",
             f"{one['kv_bytes'] / 2**20:,.0f} MiB",
             age(one["started"]).removesuffix(" ago"),
@@ -132,14 +132,18 @@ async def _look(record: ServerRecord) -> dict[str, Any]:
     try:
         with suppress(MlxpagedError):
             cards = [card for card in await backend.models() if card.state != "unloaded"]
-            about["models"] = [
-                {"name": card.name, "state": card.state, "context_len": card.context_len} for card in cards
-            ]
+            told = ("name", "state", "context_len", "quantisation")
+            about["models"] = [{name: getattr(card, name) for name in told} for card in cards]
             stats = await backend.stats()
             about |= {"running": stats.num_running, "waiting": stats.num_waiting, "kv_bytes": stats.memory_bytes}
     finally:
         await backend.close()
     return about
+
+
+def _model_words(model: dict[str, Any]) -> str:
+    remark = model["quantisation"] if model["state"] == "ready" else "loading"
+    return f"{model['name']} ({remark})" if remark else model["name"]
 
 
 async def _end() -> None:

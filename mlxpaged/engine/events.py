@@ -137,7 +137,8 @@ class Loading:
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """A resident model as faces see it. `served_by` is "paged" or "one at a time"; `notes` are lines a person
-    should read once (a fall-back, a conversion). `defaults` are the model's own sampling defaults."""
+    should read once (a fall-back, a conversion). `defaults` are the model's own sampling defaults. `quantisation` is
+    how its files store weights ("4 bits, groups of 64", "Q4_1", "bfloat16"), `family` its architecture's name."""
 
     name: str
     context_len: int
@@ -149,3 +150,5 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     defaults: dict[str, float] = field(default_factory=dict)
     load_s: float = 0.0  # what loading took
+    quantisation: str | None = None
+    family: str | None = None

@@ -50,6 +50,8 @@ class ModelHost:
             notes=(*self._notes, *loaded.notes, *built.notes),
             defaults=loaded.defaults,
             load_s=time.monotonic() - begun,
+            quantisation=loaded.quantisation,
+            family=loaded.config.get("model_type"),
         )
         return self.info
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .shelf import weights_bytes
 from .sources import ModelSource
+
+if TYPE_CHECKING:
+    from .gguf_file import GgufFile
 
 _KV_BYTES = 2
 """Bytes of one stored number of K/V as most models keep it, in 16 bits."""
@@ -44,16 +48,13 @@ def describe(source: ModelSource) -> Description:
 def _of_folder(source: ModelSource) -> Description:
     config = _json(source.path / "config.json")
     text = config | (config.get("text_config") or {})
-    packed = config.get("quantization") or config.get("quantization_config") or {}
-    bits = packed.get("bits") if isinstance(packed, dict) else None
-    quantisation = f"{bits} bits" if bits else str(text.get("torch_dtype") or text.get("dtype") or "") or None
     return Description(
         source.name,
         source.path,
         source.kind,
         weights_bytes(source.path),
         family=text.get("model_type") or config.get("model_type"),
-        quantisation=quantisation,
+        quantisation=folder_quantisation(config),
         context_len=next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None),
         num_layers=text.get("num_hidden_layers"),
         template_bytes=_template_bytes(source.path),
@@ -66,7 +67,6 @@ def _of_gguf(source: ModelSource) -> Description:
 
     file = GgufFile(source.path)
     family = file.text("general.architecture")
-    kind = _KIND.search(source.path.stem)
 
     def number(key: str) -> int | None:
         value = file.number(f"{family}.{key}")
@@ -86,12 +86,34 @@ def _of_gguf(source: ModelSource) -> Description:
         source.kind,
         weights_bytes(source.path),
         family=family,
-        quantisation=kind[1].upper() if kind else None,
+        quantisation=gguf_quantisation(file),
         context_len=number("context_length"),
         num_layers=about["num_hidden_layers"],
         template_bytes=len(file.text("tokenizer.chat_template") or ""),
         kv_bytes_per_token=_kv_bytes(about),
     )
+
+
+def folder_quantisation(config: dict[str, Any]) -> str | None:
+    """How a folder's weights are stored, such as "4 bits, groups of 64" or "bfloat16", by its config.json."""
+    packed = config.get("quantization") or config.get("quantization_config") or {}
+    bits = packed.get("bits") if isinstance(packed, dict) else None
+    if not bits:
+        text = config | (config.get("text_config") or {})
+        return str(text.get("torch_dtype") or text.get("dtype") or "") or None
+    mode, group = packed.get("mode", "affine"), packed.get("group_size")
+    name = f"{bits} bits" if mode == "affine" else f"{bits} bits ({mode})"
+    return f"{name}, groups of {group}" if isinstance(group, int) and group > 0 else name
+
+
+def gguf_quantisation(file: GgufFile) -> str | None:
+    """How a GGUF's weights are stored, such as "Q4_K_M": what its name says, else the kind of most of its bytes."""
+    if named := _KIND.search(file.path.stem):
+        return named[1].upper()
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        sizes[tensor.kind] += tensor.data.nbytes
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def _kv_bytes(config: dict[str, Any]) -> int | None:

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 
 from ..config import Dtype
 from ..errors import MlxpagedError, ModelNotFound, UnsupportedModel
+from .describe import folder_quantisation, gguf_quantisation
 from .gguf_config import gguf_config, gguf_defaults
 from .gguf_file import GgufFile
 from .gguf_tokenizer import gguf_tokenizer
@@ -41,7 +42,8 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length"
 @dataclass
 class LoadedModel:
     """A model ready to run. `context_len` is the most tokens it was made for; `defaults` are its maker's sampling
-    parameters; `notes` are lines a person should read once. `model` and its arrays stay on the loading thread."""
+    parameters; `notes` are lines a person should read once; `quantisation` is how its files store weights. `model` and
+    its arrays stay on the loading thread."""
 
     name: str
     path: Path
@@ -52,6 +54,7 @@ class LoadedModel:
     weights_bytes: int
     defaults: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    quantisation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ def _load_gguf(source: ModelSource, dtype: Dtype) -> LoadedModel:
         weights_bytes=_weights_bytes(built.model),
         defaults=_usable_defaults(gguf_defaults(file)),
         notes=built.notes if form.note is None else (*built.notes, form.note),
+        quantisation=gguf_quantisation(file),
     )
 
 
@@ -174,6 +178,7 @@ def _load_folder(source: ModelSource, dtype: Dtype) -> LoadedModel:
         weights_bytes=_weights_bytes(model),
         defaults=_usable_defaults(read_json(source.path / "generation_config.json")),
         notes=() if form.note is None else (form.note,),
+        quantisation=folder_quantisation(config),
     )
 
 

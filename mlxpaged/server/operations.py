@@ -126,4 +126,6 @@ def _listed(card: ModelCard) -> dict[str, object]:
         "defaults": dict(card.defaults),
         "served_by": card.served_by,
         "notes": card.notes,
+        "quantisation": card.quantisation,
+        "family": card.family,
     }

@@ -118,9 +118,10 @@ def test_tokens_models_and_stats_cross() -> None:
         assert await backend.detokenize([97, 258]) == "a<|im_end|>"
         (card,) = await backend.models()
         assert (card.name, card.state, card.context_len, card.defaults) == ("scripted", "ready", 4096, {"top_k": 20})
+        assert (card.quantisation, card.family) == ("4 bits, groups of 64", "qwen3")
         assert (await backend.stats()).blocks_free == 64
 
-    run(work, ScriptedService(defaults={"top_k": 20}))
+    run(work, ScriptedService(defaults={"top_k": 20}, quantisation="4 bits, groups of 64", family="qwen3"))
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class StallingService(ScriptedService):
 
 @contextmanager
 def scripted_engine(config: EngineConfig) -> Iterator[StallingService]:
-    service = StallingService(answer, context_len=config.context_len or 512)
+    service = StallingService(answer, context_len=config.context_len or 512, quantisation="Q4_1")
     try:
         yield service
     finally:

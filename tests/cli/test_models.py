@@ -64,7 +64,7 @@ def test_a_model_is_pulled_checked_listed_shown_named_and_removed(online: Progra
     assert (listed["name"], listed["source"], listed["ours"]) == ("org/tiny", "mlxpaged", True)
     assert listed["num_bytes"] == 300_000
     shown = json.loads(online("show", "org/tiny", "--json").out)
-    assert (shown["family"], shown["quantisation"], shown["context_len"]) == ("qwen3", "4 bits", 4096)
+    assert (shown["family"], shown["quantisation"], shown["context_len"]) == ("qwen3", "4 bits, groups of 64", 4096)
     assert (shown["kv_bytes_per_token"], shown["template_bytes"]) == (2 * 4 * 2 * 16 * 2, 14)
     assert online("cp", "org/tiny", "mini").code == 0
     shown_again = online("show", "mini").out

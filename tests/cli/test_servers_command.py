@@ -33,11 +33,11 @@ def test_a_server_is_loaded_listed_and_stopped(process: Program) -> None:
     assert loaded.err.splitlines()[1] == f"mlxpaged: scripted is ready at {record.url}/v1 (context 512 tokens)"
     (listed,) = json.loads(process("ps", "--json").out)
     assert (listed["pid"], listed["url"], listed["running"]) == (record.pid, record.url, 0)
-    assert listed["models"] == [{"name": "scripted", "state": "ready", "context_len": 512}]
+    assert listed["models"] == [{"name": "scripted", "state": "ready", "context_len": 512, "quantisation": "Q4_1"}]
     assert record.secret not in process("ps", "--json").out
     shown = process("ps").out.splitlines()
     assert shown[0].split()[:3] == ["PID", "URL", "MODEL"]
-    assert "scripted" in shown[1] and "0 running, 0 waiting" in shown[1] and "ends after 10 idle min" in shown[1]
+    assert "scripted (Q4_1)" in shown[1] and "0 running, 0 waiting" in shown[1] and "ends after 10 idle min" in shown[1]
     stopped = process("stop")
     assert (stopped.code, stopped.err) == (0, f"mlxpaged: stopped the server at {record.url} (pid {record.pid})\n")
     assert records() == []

@@ -41,6 +41,11 @@ def client(smollm2_source: ModelSource) -> Iterator[openai.OpenAI]:
         yield client
 
 
+def test_the_models_card_says_how_its_weights_are_stored(client: openai.OpenAI) -> None:
+    card = client.models.retrieve("smollm2").model_dump()
+    assert (card["quantisation"], card["family"]) == ("Q4_1", "llama")
+
+
 @pytest.mark.parametrize("temperature", [0, 1.2])
 def test_an_answer_parses_by_its_schema(client: openai.OpenAI, temperature: float) -> None:
     answer = client.chat.completions.parse(
