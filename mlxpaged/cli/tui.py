@@ -12,6 +12,7 @@ from ..config import DEFAULT_MODEL
 from ..errors import ConfigError
 from . import options
 from .exits import complain
+from .hangup import end_with_terminal
 from .options import SamplingFlags
 from .progress import LoadProgress
 
@@ -71,6 +72,7 @@ def tui(
             return Link(opened, progress)
 
         app = TuiApp(store, connect, session=session, theme=theme, system=system, params=flags.given())
+        end_with_terminal(lambda: app.call_from_thread(app.exit))
         app.run()
     if app.rescued:
         complain(f"{store.problem}; what could not be saved is in {app.rescued}")
