@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -31,14 +32,16 @@ IDLE_S = 10.0
 
 
 class Screen:
-    """The app in a pseudo-terminal; `shown` is what a person would see."""
+    """The app, started by `command`, in a pseudo-terminal of `size` (columns, rows); `shown` is what a person would
+    see."""
 
-    def __init__(self, rate: float, folder: str) -> None:
+    def __init__(self, command: Sequence[str], folder: str, size: tuple[int, int] = (COLUMNS, ROWS)) -> None:
         import fcntl
         import termios
 
         self._fd, other = pty.openpty()
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+        columns, rows = size
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         environment = {
             **os.environ,
             "TERM": "xterm-256color",
@@ -47,7 +50,7 @@ class Screen:
             "MLXPAGED_STATE": folder,
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tui.program", str(rate)],
+            command,
             stdin=other,
             stdout=other,
             stderr=other,
@@ -57,7 +60,7 @@ class Screen:
         )
         os.close(other)
         self.last_read = 0.0
-        self._screen = pyte.Screen(COLUMNS, ROWS)
+        self._screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._screen)
 
     @property
@@ -80,20 +83,28 @@ class Screen:
                 raise SystemExit(f"{text!r} was never shown:\n{self.shown}")
         return now
 
-    def read(self, timeout_s: float) -> bytes:
-        """What came within `timeout_s`."""
+    def read(self, timeout_s: float, drawn: bool = True) -> bytes:
+        """What came within `timeout_s`; not `drawn`, it is only taken: a terminal costs less than one in Python."""
         if not select.select([self._fd], [], [], max(timeout_s, 0))[0]:
             return b""
         data = os.read(self._fd, 1 << 16)
         self.last_read = time.monotonic()
-        self._stream.feed(data)
+        if drawn:
+            self._stream.feed(data)
         return data
 
-    def drain(self, for_s: float) -> None:
+    def drain(self, for_s: float, drawn: bool = True) -> None:
         """Reads all that comes for a while."""
         end = time.monotonic() + for_s
         while (left := end - time.monotonic()) > 0:
-            self.read(left)
+            self.read(left, drawn)
+
+    def share(self, process: psutil.Process, for_s: float, drawn: bool = True) -> float:
+        """The process's part of one core over a while."""
+        before = process.cpu_times()
+        self.drain(for_s, drawn)
+        after = process.cpu_times()
+        return (after.user + after.system - before.user - before.system) / for_s
 
 
 def main() -> None:
@@ -103,7 +114,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=100, help="keys to type")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        screen = Screen(flags.rate, folder)
+        screen = Screen([sys.executable, "-m", "tests.tui.program", str(flags.rate)], folder)
         try:
             print(json.dumps(_measure(screen, flags.sessions, flags.keys)))
         finally:
@@ -116,7 +127,7 @@ def _measure(screen: Screen, sessions: int, keys: int) -> dict[str, float]:
     start_s = screen.until("Ask anything") - start_s
     process = psutil.Process(screen.process.pid)
     screen.drain(2.0)
-    idle = _share(screen, process, IDLE_S)
+    idle = screen.share(process, IDLE_S)
     for number in range(sessions):
         if number:
             screen.type("\x0e")
@@ -124,7 +135,7 @@ def _measure(screen: Screen, sessions: int, keys: int) -> dict[str, float]:
         screen.type(f"s{number}\r")
         screen.until(f"s{number}-3 ")
     echoes = sorted(_echo(screen, key) for key in _letters(keys))
-    busy = _share(screen, process, IDLE_S)
+    busy = screen.share(process, IDLE_S)
     return {
         "sessions": sessions,
         "start_s": round(start_s, 3),
@@ -150,14 +161,6 @@ def _echo(screen: Screen, key: str) -> float:
         if time.monotonic() - sent > PATIENCE_S:
             raise SystemExit(f"the key {key!r} was never shown")
     return screen.last_read - sent
-
-
-def _share(screen: Screen, process: psutil.Process, for_s: float) -> float:
-    """The process's part of one core over a while."""
-    before = process.cpu_times()
-    screen.drain(for_s)
-    after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / for_s
 
 
 if __name__ == "__main__":

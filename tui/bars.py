@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.widgets import Static
 
 from ..chat.foreign import neutralise
 from .commands import Command
 from .state import Talk
+from .steady import Steady
 
 HINTED = 7
 
@@ -20,15 +20,15 @@ class TitleBar(Horizontal):
     """Left the session, right what answers and how much it does."""
 
     def compose(self) -> ComposeResult:
-        yield Static("", id="title-left")
-        yield Static("", id="title-right")
+        yield Steady(id="title-left")
+        yield Steady(id="title-right")
 
     def show(self, talk: Talk, talks: Sequence[Talk], model: str | None, note: str, failed: bool) -> None:
         """Draws both sides."""
         name = " ".join(neutralise(talk.name).split())
         left = Content.assemble(("▞ mlxpaged", "bold $primary"), ("  │  ", "$foreground-disabled"), (name, "bold"))
-        self.query_one("#title-left", Static).update(left)
-        self.query_one("#title-right", Static).update(self._right(talks, model, note, failed))
+        self.query_one("#title-left", Steady).say(left)
+        self.query_one("#title-right", Steady).say(self._right(talks, model, note, failed))
 
     @staticmethod
     def _right(talks: Sequence[Talk], model: str | None, note: str, failed: bool) -> Content:
@@ -43,13 +43,13 @@ class TitleBar(Horizontal):
         return Content.styled("  │  ", "$foreground-disabled").join(parts)
 
 
-class HintBar(Static):
+class HintBar(Steady):
     """One or a few lines above the prompt; gone when there is nothing to say."""
 
     def show(self, content: Content | None) -> None:
         """Draws `content`, or nothing."""
         self.display = content is not None
-        self.update(content or Content(""))
+        self.say(content or Content(""))
 
 
 def command_hint(commands: Sequence[Command]) -> Content:

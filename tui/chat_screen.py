@@ -1,8 +1,9 @@
 """The screen with everything on it. Owns which session is shown, when things are drawn and what each key does; session
 state is the tracker's.
 
-Nothing runs while nothing happens: the tracker says what changed, and one timer draws it, at most eight times a second
-and less often where drawing is slow. Only the pane that shows the engine asks for news by itself, while it is open.
+Nothing runs while nothing happens: the tracker says what changed, and one timer draws it. The reply on the screen is
+drawn at most eight times a second and less often where drawing is slow; what the panes count meanwhile, twice a second.
+Only the pane that shows the engine asks for news by itself, while it is open.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from .commands import command_of, is_command, matching, unescaped
 from .deeds import Deeds
 from .details import NEARLY_FULL, Details, Rates, View
 from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell
+from .pace import Pace
 from .prompt import Prompt
 from .sidebar import Sidebar
 from .state import Talk
 from .tracker import Change, Tracker
 from .transcript import Transcript
 
-DRAW_S = 0.12
-"""Least time between two drawings of replies that grow."""
+COUNT_S = 0.5
+"""Least time between two drawings of figures that only count on: rates, tokens."""
 
-LOOK_S, IDLE_LOOK_S, AWAY_LOOK_S = 0.5, 3.0, 10.0
+LOOK_S, IDLE_LOOK_S, AWAY_LOOK_S = 1.0, 3.0, 10.0
 """Time between two looks at the engine: while it computes, while it does not, while the terminal is elsewhere."""
 
 KEPT_TRANSCRIPTS = 6
@@ -84,7 +86,8 @@ class ChatScreen(Deeds, Screen[None]):
         self._dirty: dict[str, Change] = {}
         self._timer: Timer | None = None
         self._drawing = False
-        self._next_draw = 0.0
+        self._pace = Pace()
+        self._due = self._next_draw = self._next_count = 0.0
         self._transcripts: dict[str, Transcript] = {}
         self._drafts: dict[str, str] = {}
         self._wanted: dict[str, bool] = {}
@@ -140,8 +143,17 @@ class ChatScreen(Deeds, Screen[None]):
     def changed(self, session_id: str, change: Change) -> None:
         """The tracker's word that there is something to draw; cheap, and called for every token."""
         self._dirty[session_id] = self._dirty.get(session_id, Change(0)) | change
-        if self._timer is None and not self._drawing and self.is_mounted:
-            self._timer = self.set_timer(max(self._next_draw - time.monotonic(), 0.001), self._draw_in_background)
+        if not self._drawing and self.is_mounted:
+            only_counts = change == Change.TEXT and session_id != self.chosen
+            self._draw_at(self._next_count if only_counts else self._next_draw)
+
+    def _draw_at(self, due: float) -> None:
+        if self._timer:
+            if due >= self._due:
+                return
+            self._timer.stop()
+        self._due = due
+        self._timer = self.set_timer(max(due - time.monotonic(), 0.001), self._draw_in_background)
 
     def _draw_in_background(self) -> None:
         """In a worker: keys are answered while widgets are mounted."""
@@ -149,30 +161,37 @@ class ChatScreen(Deeds, Screen[None]):
         self.run_worker(self._draw(), group="draw")
 
     async def _draw(self) -> None:
-        began = time.monotonic()
+        began, began_cpu = time.monotonic(), time.thread_time()
         dirty, self._dirty = self._dirty, {}
         try:
-            self._draw_frame(dirty)
+            counts = self._draw_frame(dirty)
             mine = dirty.get(self.chosen, Change(0))
             if mine & (Change.TURNS | Change.TEXT | Change.PHASE) and self.chosen in self._transcripts:
-                await self.transcript.bring_up_to_date()
+                await self.transcript.bring_up_to_date(counts)
         finally:
             self._drawing = False
             now = time.monotonic()
-            self._next_draw = now + max(DRAW_S, 4 * (now - began))
-            if self._dirty:
-                self.changed("", Change(0))
+            self._next_draw = max(began + self._pace.pause_s, now + 4 * (now - began))  # keys come in between
+            self.call_after_refresh(lambda: self._pace.cost(time.thread_time() - began_cpu))
+            for session_id, change in list(self._dirty.items()):
+                self.changed(session_id, change)
 
-    def _draw_frame(self, dirty: dict[str, Change]) -> None:
+    def _draw_frame(self, dirty: dict[str, Change]) -> bool:
+        """Everything around the reply; whether it was time to draw figures that count on."""
         for session_id, change in dirty.items():
             talk = self.tracker.talks.get(session_id)
             if talk and change & Change.TURNS and talk.unseen:
                 self._ended(talk)
-        self._draw_bars()
+        happened = any(change != Change.TEXT for change in dirty.values())
+        counts = happened or time.monotonic() >= self._next_count
+        if counts:
+            self._next_count = time.monotonic() + COUNT_S
+            self._draw_bars()
         if dirty.get("", Change(0)) & Change.ENGINE:
             self._look_soon()
-        if self.query_one(Details).display:
+        if happened:
             self._draw_details()
+        return counts
 
     def _draw_bars(self) -> None:
         engine = self.tracker.engine
@@ -214,6 +233,8 @@ class ChatScreen(Deeds, Screen[None]):
         return self.talk.context_used / limit if limit else 0.0
 
     def _draw_details(self) -> None:
+        if not self.query_one(Details).display:
+            return
         engine = self.tracker.engine
         card = engine.card if engine else None
         view = View(self.talk, self.talks, card, self._stats, list(self._rates.values))
@@ -241,11 +262,10 @@ class ChatScreen(Deeds, Screen[None]):
         quiet = (
             self._stats and before and not busy and self._stats.steps == before.steps and not any(self._rates.values)
         )
-        shown = self.query_one(Details).display
-        if shown and not quiet:
+        if not quiet:
             self._draw_details()
         self._look_timer = None
-        if shown and engine:
+        if self.query_one(Details).display and engine:
             pause = AWAY_LOOK_S if self._away else LOOK_S if busy else IDLE_LOOK_S
             self._look_timer = self.set_timer(pause, self._look_in_background)
 

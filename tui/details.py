@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from rich.cells import cell_len, set_cell_size
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.widgets import Sparkline, Static
+from textual.widgets import Sparkline
 
 from ..chat.backend import ModelCard
 from ..chat.foreign import neutralise
@@ -19,12 +21,13 @@ from ..engine.events import EngineStats, RowStats
 from .figures import count
 from .pool import Owner, owners_of, picture_of
 from .state import Talk, Turn
+from .steady import Steady
 from .themes import hue_of
 
 LEAST_POOL_ROWS, MOST_POOL_ROWS, OTHER_ROWS = 6, 24, 32
 TURN_ROWS = 6
 NEARLY_FULL = 0.85
-SMOOTHED = 4
+SMOOTHED = 2
 """Looks at the engine whose mean is the rate shown: two seconds of them."""
 
 _OTHERS = "$foreground 55%"
@@ -47,8 +50,8 @@ class Details(VerticalScroll, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts = {name: Static("", classes="section") for name in ("model", "context", "turns", "pool", "rows")}
-        self._rate_head = Static("", classes="section")
+        self._parts = {name: Steady("section") for name in ("model", "context", "turns", "pool", "rows")}
+        self._rate_head = Steady("section")
         self._rates = Sparkline([0.0], summary_function=max)
 
     def compose(self) -> ComposeResult:
@@ -59,21 +62,21 @@ class Details(VerticalScroll, can_focus=False):
         yield self._parts["rows"]
 
     def show(self, view: View) -> None:
-        """Draws everything anew; a few hundred cells of text."""
+        """Draws what differs from the last time."""
         width = max(self.scrollable_content_region.width, 12)
         stats = view.stats
         owners = owners_of(stats.rows, view.talks) if stats else {}
         hues = {talk.id: hue_of(position) for position, talk in enumerate(view.talks)}
-        self._parts["model"].update(_model(view.talk, view.card))
-        self._parts["context"].update(_context(view, width))
-        self._parts["turns"].update(_turns(view.talk.turns or [], width))
+        self._parts["model"].say(_model(view.talk, view.card))
+        self._parts["context"].say(_context(view, width))
+        self._parts["turns"].say(_turns(view.talk.turns or [], width))
         self._parts["turns"].display = any(turn.usage for turn in view.talk.turns or [])
         rows = min(max(self.size.height - OTHER_ROWS, LEAST_POOL_ROWS), MOST_POOL_ROWS)
-        self._parts["pool"].update(_pool(stats, owners, hues, (width, rows)))
+        self._parts["pool"].say(_pool(stats, owners, hues, (width, rows)))
         now = sum(view.rates[-SMOOTHED:]) / SMOOTHED
-        self._rate_head.update(_head("THROUGHPUT", f"{now:.0f} tok/s"))
+        self._rate_head.say(_head("THROUGHPUT", f"{now:.0f} tok/s"))
         self._rates.data = list(view.rates)[-width:] or [0.0]
-        self._parts["rows"].update(_rows(view, owners, hues, width))
+        self._parts["rows"].say(_rows(view, owners, hues, width))
 
 
 class Rates:
@@ -175,9 +178,16 @@ def _pool(
     held = stats.blocks_used + stats.blocks_cached
     lines = [_head("KV POOL", f"{count(held)} of {count(stats.blocks_total)}{each}")]
     cells = [_cell(owner, owners, hues) for owner in picture.cells]
-    lines += [Content.assemble(*cells[start : start + width]) for start in range(0, len(cells), width)]
+    lines += [_line(cells[start : start + width]) for start in range(0, len(cells), width)]
     lines.append(_legend(stats, owners))
     return Content("\n").join(lines)
+
+
+def _line(cells: Sequence[tuple[str, str]]) -> Content:
+    """A row of cells. Neighbours that look alike are one span: every span costs when the line is drawn."""
+    return Content.assemble(
+        *(("".join(mark for mark, _ in run), style) for style, run in groupby(cells, itemgetter(1)))
+    )
 
 
 def _cell(owner: Owner, owners: Mapping[int, str], hues: Mapping[str, str]) -> tuple[str, str]:

@@ -4,19 +4,23 @@ draw."""
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from typing import TypeVar
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
 from textual.app import ComposeResult
 from textual.containers import Vertical
+from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Markdown, Static
+from textual.widgets._markdown import MarkdownParagraph
 
 from ..chat.foreign import neutralise
 from .code_block import CodeBlock
 from .messages import CopyText
 from .pieces import Code, CodeEnd, CodeStart, PieceReader, Prose, Thinking
+from .steady import needs_layout
 
 _SEPARATORS = dict.fromkeys((0x2028, 0x2029), "\n")
 """Characters that some readers take for line ends and others do not."""
@@ -24,8 +28,10 @@ _SEPARATORS = dict.fromkeys((0x2028, 0x2029), "\n")
 W = TypeVar("W", bound=Widget)
 
 
+@cache
 def _parser() -> MarkdownIt:
-    """HTML is text here: a reply about <div> must show it. A line break is one, as models mean it in verse."""
+    """HTML is text here: a reply about <div> must show it. A line break is one, as models mean it in verse. Made once:
+    putting its rules together takes longer than reading a paragraph, and it is asked for at every drawing."""
     parser = MarkdownIt("gfm-like", {"html": False})
     parser.core.ruler.push("line_breaks", _keep_line_breaks)
     return parser
@@ -37,8 +43,18 @@ def _keep_line_breaks(state: StateCore) -> None:
             child.type = "hardbreak"
 
 
+class Paragraph(MarkdownParagraph):
+    """One that grows, and has the screen laid out anew only where it needs another line."""
+
+    def set_content(self, content: Content) -> None:
+        before, self._content = self._content, content
+        self.update(content, layout=needs_layout(self, before, content))
+
+
 class Passage(Markdown):
     """Prose of a reply."""
+
+    BLOCKS = {**Markdown.BLOCKS, "paragraph_open": Paragraph}  # noqa: RUF012 - the base class declares it so
 
     def __init__(self) -> None:
         super().__init__(parser_factory=_parser, open_links=False)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import OptionList, Static
+from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from ..chat.foreign import neutralise
 from .messages import Choose
 from .state import SYMBOLS, Phase, Talk, in_words
+from .steady import Steady
 from .themes import hue_of
 
 _COLOURS = {
@@ -32,7 +33,7 @@ class Sidebar(Vertical):
     def __init__(self) -> None:
         super().__init__()
         self._list = SessionList()
-        self._head = Static("", classes="pane-head")
+        self._head = Steady("pane-head")
         self._shown: dict[str, Content] = {}
         self._count = -1
 
@@ -53,7 +54,7 @@ class Sidebar(Vertical):
         self._shown = lines
         live = sum(talk.phase.is_live for talk in talks)
         head = Content.assemble(("SESSIONS", "$foreground-muted bold"), (f"  {live} live" if live else "", "$success"))
-        self._head.update(head)
+        self._head.say(head)
         if chosen in lines:
             self._list.choose(list(lines).index(chosen))
 

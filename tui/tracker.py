@@ -35,7 +35,7 @@ class Change(Flag):
 
     LIST = auto()  # sessions came or went
     TURNS = auto()  # turns came, went or ended
-    TEXT = auto()  # the open reply grew
+    TEXT = auto()  # the open reply grew, its text or only its count
     PHASE = auto()  # what it is doing
     ENGINE = auto()  # the connection or the model
 
@@ -372,9 +372,10 @@ class Tracker:
         if delta.token_ids:
             talk.num_tokens += len(delta.token_ids)
             talk.rate.add(self._clock(), len(delta.token_ids))
-            self._turn_to(talk, Phase.WRITING)
-        if delta.text:
-            turn.text += delta.text
+            if talk.phase is not Phase.WRITING:
+                self._turn_to(talk, Phase.WRITING)
+        turn.text += delta.text
+        if delta.text or delta.token_ids:
             self._changed(talk.id, Change.TEXT)
 
     async def _end(self, talk: Talk, turn: Turn, draft: ReplyDraft, last: Delta) -> None:

@@ -21,6 +21,7 @@ from .figures import figures_of, status_of
 from .messages import CopyText, Edit, Fork, GoOn, Retry, Tell
 from .reply import ReplyBody, Thought
 from .state import Talk, Turn
+from .steady import Steady
 
 SHOWN_AT_FIRST = 24
 """Turns that get widgets when a session is opened; earlier ones follow when they are asked for."""
@@ -59,7 +60,7 @@ class Transcript(VerticalScroll):
         self._first = max(0, len(talk.turns or []) - SHOWN_AT_FIRST)
         self._marked: str | None = None
         self._one_at_a_time = asyncio.Lock()
-        self._earlier = Static("", classes="earlier")
+        self._earlier = Steady("earlier")
         self._welcome = Static(WELCOME, classes="welcome")
 
     def compose(self) -> ComposeResult:
@@ -69,20 +70,20 @@ class Transcript(VerticalScroll):
     def on_mount(self) -> None:
         self.anchor()
 
-    async def bring_up_to_date(self) -> None:
-        """Makes the widgets agree with the session's turns."""
+    async def bring_up_to_date(self, counts: bool = True) -> None:
+        """Makes the widgets agree with the session's turns; of a reply that grows only its text, unless `counts`."""
         async with self._one_at_a_time:
             turns = self.talk.turns or []
             self._first = min(self._first, len(turns))
             shown = turns[self._first :]
             self._welcome.display = not turns
             self._earlier.display = self._first > 0
-            self._earlier.update(f"↑ {self._first} earlier turns")
+            self._earlier.say(Content(f"↑ {self._first} earlier turns"))
             kept = {turn.id for turn in shown}
             for turn_id in [one for one in self._views if one not in kept]:
                 await self._views.pop(turn_id).remove()
             for index, turn in enumerate(shown):
-                await self._show(turn, index)
+                await self._show(turn, index, counts)
 
     async def show_earlier(self) -> None:
         """Gives earlier turns their widgets, above the others."""
@@ -159,14 +160,15 @@ class Transcript(VerticalScroll):
         event.stop()
         self._mark(None if event.turn_id == self._marked else event.turn_id)
 
-    async def _show(self, turn: Turn, index: int) -> None:
+    async def _show(self, turn: Turn, index: int, counts: bool) -> None:
         view = self._views.get(turn.id)
         if view is None:
             view = TurnView(turn)
             before = [one for one in self.children if isinstance(one, TurnView)]
             self._views[turn.id] = view
             await self.mount(view, before=before[index] if index < len(before) else None)
-        await view.bring_up_to_date(self.talk)
+            counts = True
+        await view.bring_up_to_date(self.talk, counts)
 
     def _marked_or_last(self) -> Turn | None:
         turns = self.talk.turns or []
@@ -196,17 +198,21 @@ class TurnView(Vertical):
             self._body = ReplyBody()
         else:
             self._body = Static(_shortened(turn.text), classes="said")
-        self._foot = Static("", classes="turn-foot")
+        self._foot = Steady("turn-foot")
         self._shown: tuple[int, str] | None = None
 
     def compose(self) -> ComposeResult:
         yield self._body
         yield self._foot
 
-    async def bring_up_to_date(self, talk: Talk) -> None:
-        """Shows what came since the last time."""
+    async def bring_up_to_date(self, talk: Talk, counts: bool) -> None:
+        """Shows what came since the last time; the line under a growing reply only where `counts`."""
         turn = self._turn
         open_ = turn.state == "streaming"
+        if counts or not open_:
+            foot = status_of(talk) if open_ else figures_of(turn)
+            self._foot.display = bool(foot)
+            self._foot.say(foot or Content(""))
         if isinstance(self._body, ReplyBody) and self._shown != (len(turn.text), turn.state):
             if self._body.is_finished:  # a reply that broke off went on
                 old, self._body = self._body, ReplyBody()
@@ -214,9 +220,6 @@ class TurnView(Vertical):
                 await old.remove()
             self._shown = (len(turn.text), turn.state)
             await self._body.show(turn.text, final=not open_)
-        foot = status_of(talk) if open_ else figures_of(turn)
-        self._foot.display = bool(foot)
-        self._foot.update(foot or Content(""))
 
     def on_click(self) -> None:
         if not self.screen.selections:

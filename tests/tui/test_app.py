@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from mlxpaged.chat.store import Store
 from mlxpaged.engine.events import Delta
 from mlxpaged.sched.requests import FinishReason, SamplingParams
-from mlxpaged.tui import chat_screen
+from mlxpaged.tui import chat_screen, pace
 from mlxpaged.tui.code_block import CodeBlock, CodeLines
 from mlxpaged.tui.details import Details
 from mlxpaged.tui.sidebar import Sidebar
 from mlxpaged.tui.state import Phase
+from mlxpaged.tui.tracker import Change
 from tests.scripted import ByteTokenizer, ScriptedService, says
 from tests.tui.rig import Rig, run, running
 
@@ -22,7 +24,8 @@ from tests.tui.rig import Rig, run, running
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXPAGED_STATE", str(tmp_path))
-    monkeypatch.setattr(chat_screen, "DRAW_S", 0.01)
+    monkeypatch.setattr(pace, "DRAW_S", 0.01)
+    monkeypatch.setattr(chat_screen, "COUNT_S", 0.01)
 
 
 def echo(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
@@ -427,7 +430,8 @@ def test_a_reply_cut_by_a_crash_is_shown_and_continued(tmp_path: Path) -> None:
         draft = dead.reply(session.id)
         draft.feed("Once upon")
         dead.save(draft._now())
-        dead._file.execute("UPDATE session SET owner = '999999999:1:x'")  # its process is no more
+        assert dead._tables.file
+        dead._tables.file.execute("UPDATE session SET owner = '999999999:1:x'")  # its process is no more
         async with running(scripted(" a time"), store=Store(tmp_path / "s.db"), session="tell") as rig:
             assert "‖ interrupted" in rig.text() and "Once upon" in rig.text()
             rig.chat.prompt.put("/continue")
@@ -465,6 +469,51 @@ def test_nothing_is_drawn_and_no_timer_runs_while_nothing_happens() -> None:
             rig.chat._draw_bars = lambda: drawn.append(1)  # type: ignore[method-assign]
             await rig.pilot.pause(0.6)
             assert drawn == [] and rig.chat._timer is None and rig.chat._look_timer is None
+
+    run(test)
+
+
+def test_text_that_grows_is_drawn_at_once_and_figures_only_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running(scripted(*"abcdefghi"), size=(160, 45)) as rig:
+            await rig.send("x")
+            await rig.step(2)
+            monkeypatch.setattr(chat_screen, "COUNT_S", 1000.0)
+            await rig.press("ctrl+b", "ctrl+b")  # a drawing with everything: the next is far off now
+            await rig.step(2)
+            drawn = []
+            bars, details = rig.chat._draw_bars, rig.chat._draw_details
+            monkeypatch.setattr(rig.chat, "_draw_bars", lambda: (drawn.append("bars"), bars()))
+            monkeypatch.setattr(rig.chat, "_draw_details", lambda: (drawn.append("details"), details()))
+            monkeypatch.setattr(rig.chat, "_look_in_background", lambda: None)
+            await rig.step(3)
+            assert "abcdefg" in rig.text() and drawn == []
+            assert "2 tokens" not in rig.text()
+            await finish(rig)
+            assert "bars" in drawn and "details" in drawn and "9 tokens" in rig.text()
+
+    run(test)
+
+
+def test_sessions_that_are_not_on_the_screen_ask_for_no_drawing_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running(scripted(*"abcdefghi")) as rig:
+            await rig.send("x")
+            await rig.step(2)
+            hidden = rig.talk
+            await rig.press("ctrl+n")
+            monkeypatch.setattr(chat_screen, "COUNT_S", 1000.0)
+            rig.chat._next_count = time.monotonic() + 1000.0
+            drawn = []
+            draw = rig.chat._draw_in_background
+            monkeypatch.setattr(rig.chat, "_draw_in_background", lambda: (drawn.append(1), draw()))
+            for number in range(3, 6):
+                rig.service.step()
+                await rig.until(lambda number=number: hidden.num_tokens == number)
+            assert drawn == [] and rig.chat._timer
+            rig.chat.changed(hidden.id, Change.PHASE)
+            await rig.drawn()
+            assert drawn == [1]
 
     run(test)
 

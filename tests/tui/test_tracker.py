@@ -66,6 +66,22 @@ def test_a_turn_is_saved_before_its_reply_and_the_reply_after_it() -> None:
     run(test)
 
 
+def test_a_token_is_told_with_or_without_text_and_the_phase_only_when_it_changes() -> None:
+    async def test() -> None:
+        script = [Delta("", token_ids=(1,)), Delta("é", token_ids=(2,)), *says("!")]
+        case = Case(ScriptedService(lambda *_: script, manual=True))
+        talk = case.tracker.new()
+        await case.asked(talk.id, "x")
+        case.changes.clear()
+        for number in (1, 2):
+            case.service.step()
+            await case.until(lambda number=number: talk.num_tokens == number)
+        assert [change for _, change in case.changes] == [Change.PHASE, Change.TEXT, Change.TEXT]
+        await case.finished(talk.id)
+
+    run(test)
+
+
 def test_two_sessions_are_answered_at_once_and_apart() -> None:
     async def test() -> None:
         case = Case(ScriptedService(lambda ids, _: says(str(len(ids)), "."), manual=True))
