@@ -151,7 +151,8 @@ async def _deltas(response: httpx.Response) -> AsyncGenerator[Delta, None]:
             final = Delta(finish=FinishReason.ERROR, error=str(error["message"]))
             continue
         if progress := chunk.get("prompt_progress"):
-            yield Delta(progress=Progress(progress["processed"], progress["total"], progress["cache"]))
+            counts = (progress["processed"], progress["total"], progress["cache"])
+            yield Delta(progress=Progress(*counts, progress.get("queue_position")))
         for choice in chunk.get("choices", ()):
             text = choice["delta"].get("content") if "delta" in choice else choice["text"]
             token_ids = tuple(choice.get("token_ids") or ())

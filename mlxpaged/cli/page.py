@@ -16,7 +16,7 @@ from .terminal import is_plain
 
 if TYPE_CHECKING:
     from ..chat.sessions import Message, Session
-    from ..engine.events import Timing, Usage
+    from ..engine.events import Progress, Timing, Usage
 
 
 _RECAP_LINES = 20
@@ -138,6 +138,16 @@ def _wrapped(text: str) -> str:
         line if len(line) <= width else textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
         for line in text.split("\n")
     )
+
+
+def progress_words(progress: Progress) -> str:
+    """The passing line before the first text: how many go before, then how far the prompt is read."""
+    match progress.queue_position:
+        case None:
+            return f"reading: {progress.computed:,} of {progress.total:,} tokens"
+        case 0:
+            return "waiting, next in line"
+    return f"waiting, {progress.queue_position} ahead"
 
 
 def figures(usage: Usage, timing: Timing | None, context_len: int | None) -> str:

@@ -16,7 +16,7 @@ from .conversation import Conversation
 from .interrupts import Interrupts
 from .keyboard import Keyboard
 from .logs import logged_to
-from .page import Page, ReplyView, figures
+from .page import Page, ReplyView, figures, progress_words
 from .progress import REDRAW_S, LoadProgress
 from .slash import Commands, Leave, Outcome, is_command, unescaped
 from .terminal import copy_to_clipboard, silent_keyboard
@@ -285,7 +285,7 @@ class ChatLoop:
                 exchange.draft.feed(delta.text)
                 exchange.view.feed(delta.text)
             elif delta.progress and not exchange.text:
-                exchange.view.status(f"reading: {delta.progress.computed:,} of {delta.progress.total:,} tokens")
+                exchange.view.status(progress_words(delta.progress))
 
     async def _model(self, view: ReplyView) -> ModelCard:
         assert self._loading

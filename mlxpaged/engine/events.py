@@ -38,11 +38,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a prompt is: `computed` of `total` tokens, `cached` of them found. While queued computed is 0."""
+    """How far a prompt is: `computed` of `total` tokens, `cached` of them found. While queued computed is 0 and
+    `queue_position` the number of waiting requests that go before it; None from then on."""
 
     computed: int
     total: int
     cached: int
+    queue_position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ class RowStats:
     num_blocks: int
     age_s: float
     tokens_per_s: float = 0.0  # since the first token
+    queue_position: int | None = None  # while queued: waiting requests that go before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..model.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ class Reply:
     sink: Sink
     opened: float
     started: float | None = None
+    place: int | None = None
     first_token: float | None = None
     tokens: int = 0
     cached: int = 0
@@ -75,6 +76,14 @@ class Replies:
                 case EndEvent(request_id, finish, error):
                     self.end(request_id, finish, error)
         return stopped
+
+    def tell_places(self, places: Mapping[int, int]) -> None:
+        """Tell those that wait for their first step how many go before them, where that has changed."""
+        for request_id, place in places.items():
+            reply = self._live.get(request_id)
+            if reply is not None and reply.started is None and reply.place != place:
+                reply.place = place
+                self._send(reply, Delta(progress=Progress(0, len(reply.request.prompt), 0, place)))
 
     def end(self, request_id: int, finish: FinishReason, error: str | None = None) -> None:
         """Send the last delta; nothing happens when the request had ended."""

@@ -32,6 +32,8 @@ from .stats import snapshot
 log = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.1
+_PLACES_EVERY_S = 0.5
+"""How often those that wait are told their place: hundreds may wait, and each word is an event of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class EngineService:
         self._host: Any = None  # ModelHost, made on the thread: importing it imports mlx
         self._info: ModelInfo | None = None
         self._stats = snapshot(None, None, self._replies, 0.0)
-        self._turned = self._stats_at = self._used_at = time.monotonic()
+        self._turned = self._stats_at = self._places_at = self._used_at = time.monotonic()
         self._loading: Loading | None = None
         self._switches: deque[Callable[[], None]] = deque()  # loads and unloads that wait for running replies
         self._closing = False
@@ -164,6 +166,7 @@ class EngineService:
             self._turned = time.monotonic()
             if self._working:
                 self._step(self._host.core)
+                self._tell_places()
             elif self._switches:
                 self._switches.popleft()()
             self._unload_idle()
@@ -193,6 +196,12 @@ class EngineService:
     def _deliver(self, events: Sequence[Any]) -> None:
         for request_id in self._replies.take(events):
             self._host.core.cancel(request_id)
+
+    def _tell_places(self) -> None:
+        now = time.monotonic()
+        if now - self._places_at >= _PLACES_EVERY_S:
+            self._places_at = now
+            self._replies.tell_places(self._host.core.scheduler.queue.places())
 
     def _keep_up(self) -> None:
         if self._upkeep is not None:

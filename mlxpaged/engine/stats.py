@@ -53,7 +53,8 @@ def snapshot(core: EngineCore | None, info: ModelInfo | None, replies: Replies, 
 
 
 def _rows(scheduler: Scheduler, replies: Replies, now: float) -> list[RowStats]:
-    table, opened = scheduler.table, {reply.request.request_id: reply for reply in replies.live()}
+    table, places = scheduler.table, scheduler.queue.places()
+    opened = {reply.request.request_id: reply for reply in replies.live()}
     rows = []
     for live in scheduler.live():
         row, prompt = live.row, len(live.request.prompt)
@@ -72,6 +73,7 @@ def _rows(scheduler: Scheduler, replies: Replies, now: float) -> list[RowStats]:
                 held,
                 now - reply.opened if reply else 0.0,
                 _rate(reply, now),
+                places.get(live.request.request_id),
             )
         )
     return rows

@@ -65,6 +65,12 @@ class PromptQueue:
             place -= 1
         self.waiting.insert(place, live)
 
+    def places(self) -> dict[int, int]:
+        """Request id -> how many of the waiting requests go before it, as things are: a shorter prompt that comes later
+        may still pass it."""
+        order = sorted(self.waiting, key=lambda live: self.rank(live, len(live.ids) - 1))
+        return {live.request.request_id: place for place, live in enumerate(order)}
+
     def worked(self, tokens: int) -> None:
         """Move the clock by `tokens` of prompt work: done, found in the prefix tree, or no longer wanted."""
         self.clock += tokens

@@ -268,7 +268,8 @@ def _usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> di
 
 
 def _progress(progress: Progress) -> dict[str, int]:
-    return {"total": progress.total, "cache": progress.cached, "processed": progress.computed}
+    counts = {"total": progress.total, "cache": progress.cached, "processed": progress.computed}
+    return counts if progress.queue_position is None else counts | {"queue_position": progress.queue_position}
 
 
 def _timings(timing: Timing, usage: Usage | None) -> dict[str, float]:

@@ -38,6 +38,7 @@ def run(work: Callable[[RemoteBackend], Coroutine[Any, Any, Any]], service: Scri
 @pytest.mark.parametrize("prompt", [HELLO, "hi", [1, 2]], ids=["messages", "text", "ids"])
 def test_deltas_arrive_as_the_engine_made_them(prompt: Any) -> None:
     held = [
+        Delta(progress=Progress(0, 21, 0, queue_position=3)),
         Delta(progress=Progress(8, 21, 4)),
         Delta(token_ids=(226, 150)),
         Delta(text="\u2588\u2028\x85", token_ids=(136,)),

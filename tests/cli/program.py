@@ -23,7 +23,7 @@ from mlxpaged.chat import attach
 from mlxpaged.cli import compose
 from mlxpaged.cli.progress import LoadProgress
 from mlxpaged.config import EngineConfig
-from mlxpaged.engine.events import Delta, ModelInfo
+from mlxpaged.engine.events import Delta, ModelInfo, Progress
 from mlxpaged.errors import ModelNotFound
 from mlxpaged.sched.requests import FinishReason, SamplingParams
 from tests.scripted import ByteTokenizer, ScriptedService, says
@@ -58,6 +58,8 @@ def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
             return [*says("Once upon ", "a time")[:-1], STALL]
         case "silence":
             return [STALL]
+        case "queue":
+            return [Delta(progress=Progress(0, 9, 0, queue_position=3)), STALL]
         case "fail":
             return says("half an ans", finish=FinishReason.ERROR, error="the device is gone")
         case "markdown":

@@ -58,6 +58,15 @@ def test_control_c_before_the_first_word_takes_the_message_back(terminal: Open) 
     assert "silence]" not in chat.until("ttft")
 
 
+def test_a_message_that_waits_for_others_says_how_many_go_before_it(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("queue" + ENTER)
+    chat.until("waiting, 3 ahead")
+    chat.type(CTRL_C)
+    assert "waiting" not in chat.until("your message was taken back")
+
+
 def test_what_is_typed_while_a_reply_streams_waits_for_the_next_prompt(terminal: Open) -> None:
     chat = terminal("chat", "scripted")
     chat.until(READY)

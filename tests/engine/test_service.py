@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from mlxpaged.engine.events import Progress
 from mlxpaged.errors import BadParameter, Overloaded, PromptTooLong
 from mlxpaged.model.runner import ModelRunner, PendingStep
 from mlxpaged.sched.requests import FinishReason
@@ -31,6 +32,22 @@ def test_a_reply_has_text_usage_and_timing(make_service) -> None:
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 5)
     assert asked.text == tiny.info.tokenizer.decode(asked.ids)
     assert 0 <= last.timing.queued_s <= last.timing.ttft_s <= last.timing.total_s
+
+
+def test_a_request_that_waits_is_told_how_many_go_before_it_and_when_that_changes(make_service, monkeypatch) -> None:
+    monkeypatch.setattr("mlxpaged.engine.service._PLACES_EVERY_S", 0.0)
+    tiny = make_service(max_rows=1)
+    first = tiny.ask("hello", max_tokens=390, ignore_eos=True)
+    assert first.first.wait(60)
+    second, third = (tiny.ask(prompt, max_tokens=5, ignore_eos=True) for prompt in ("second", "third!"))
+    third.wait()
+    assert places(first) == [] and places(second) == [0] and places(third) == [1, 0]
+    assert third.deltas[0].progress == Progress(0, 6, 0, queue_position=1)
+
+
+def places(asked) -> list[int]:
+    told = [delta.progress.queue_position for delta in asked.deltas if delta.progress]
+    return [place for place in told if place is not None]
 
 
 def test_seeded_replies_repeat_whatever_runs_beside_them(make_service) -> None:

@@ -59,6 +59,20 @@ def test_a_windowed_model_has_a_map_for_each_group(monkeypatch, tmp_path) -> Non
     assert held[0] > held[1] > 0
 
 
+def test_a_queued_row_says_how_many_go_before_it(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
+    rig = Rig(*tiny_model("llama"), num_blocks=41, max_rows=1)
+    for request_id in (1, 2, 3):
+        rig.add(request_id, list(range(10 * request_id)), 40)
+    rig.step()
+    rows = snapshot(rig.core, None, Replies(), 0.0).rows
+    assert [(row.request_id, row.state, row.queue_position) for row in rows] == [
+        (1, "decode", None),
+        (2, "queued", 0),
+        (3, "queued", 1),
+    ]
+
+
 def test_a_rows_rate_counts_from_its_first_token() -> None:
     replies = Replies()
 

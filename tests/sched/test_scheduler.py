@@ -63,6 +63,18 @@ def test_the_prompt_with_the_fewest_tokens_left_goes_first() -> None:
     assert r.scheduler.table.prompt_len[plan.chunks[0].row] == 40
 
 
+def test_those_that_wait_have_places_in_the_order_they_will_be_served_in() -> None:
+    r = rig(rows=1)
+    r.scheduler.add(request(1, 3, new=20))
+    r.step()
+    for request_id, length in ((2, 60), (3, 20), (4, 40)):
+        r.scheduler.add(request(request_id, length))
+    r.step()
+    assert r.scheduler.queue.places() == {3: 0, 4: 1, 2: 2}
+    r.scheduler.cancel(4)
+    assert r.scheduler.queue.places() == {3: 0, 2: 1}
+
+
 def test_a_long_prompt_waits_no_longer_than_its_turn_and_eight_budgets() -> None:
     r = rig(blocks=400, budget=32, rows=8)
     r.scheduler.add(request(1, 300, new=1))

@@ -155,13 +155,15 @@ def test_logprobs_travel_with_the_chunk_that_shows_their_text(serve: Serve) -> N
 
 
 def test_progress_ids_and_timings_are_sent_only_to_those_who_ask(serve: Serve) -> None:
-    deltas = [Delta(progress=Progress(512, 2000, 256)), *says("Hi")]
+    waiting = Delta(progress=Progress(0, 2000, 0, queue_position=1))
+    deltas = [waiting, Delta(progress=Progress(512, 2000, 256)), *says("Hi")]
     server = serve(ScriptedService(lambda *_: deltas))
     plain = streamed(server, "/v1/chat/completions", HELLO)
     assert not any(word in plain for word in ("progress", "token_ids", "timings"))
     asking = {**HELLO, "return_progress": True, "return_token_ids": True, "timings_per_token": True}
     text = streamed(server, "/v1/chat/completions", asking)
     assert chunk('"choices":[],"prompt_progress":{"total":2000,"cache":256,"processed":512}') in text
+    assert chunk('"choices":[],"prompt_progress":{"total":2000,"cache":0,"processed":0,"queue_position":1}') in text
     assert '"finish_reason":null,"token_ids":[72,105]}' in text
     assert '"timings":{"queued_ms":0.0,"ttft_ms":250.0,"total_ms":1250.0,"predicted_n":2,' in text
 
