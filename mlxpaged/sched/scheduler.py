@@ -232,16 +232,27 @@ class Scheduler:
         scores = iter(result.prompt_logprobs)
         for chunk in plan.chunks:
             self._commit_chunk(chunk, next(scores) if chunk.logprobs is not None else ())
-        for index, row in enumerate(plan.decode_rows.tolist()):
-            logprob = result.logprobs[index] if result.logprobs is not None else None
-            self._commit_token(row, int(plan.decode_positions[index]), int(result.token_ids[index]), logprob)
+        logprobs = result.logprobs or [None] * len(plan.decode_rows)
+        entries = zip(
+            plan.decode_rows.tolist(), plan.decode_positions.tolist(), result.token_ids.tolist(), logprobs, strict=True
+        )
+        for row, position, token_id, logprob in entries:
+            self._commit_token(row, position, token_id, logprob)
+        settled = self._filled_a_block(plan)
         for row in plan.rows():
             live = self._rows[row]
             live.in_flight -= 1
             if live.leaving is None:
-                self.blocks.settle(row)
+                if row in settled:
+                    self.blocks.settle(row)
             elif live.in_flight == 0:
                 self._vacate(live)
+
+    @staticmethod
+    def _filled_a_block(plan: StepPlan) -> set[int]:
+        """Rows that a step may have given a whole block: of those that decode one in 16, and all with a chunk."""
+        ends = plan.decode_positions % BLOCK_SIZE == BLOCK_SIZE - 1
+        return {*plan.decode_rows[ends].tolist(), *(chunk.row for chunk in plan.chunks)}
 
     def _commit_chunk(self, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
         live, end = self._rows[chunk.row], chunk.start + chunk.length
