@@ -155,6 +155,7 @@ def _join(parts: Sequence[Any]) -> None:
     if len(kinds) != 1 or None in kinds:
         return
     siblings = _Siblings(parts)
+    mx.clear_cache()  # the weights as they were: nothing else will ever fit there
     for part in parts:
         part.__class__ = _JOINED[type(part)]
         _prepare(part)
