@@ -110,7 +110,7 @@ async def shoot_tui(wide: Path, small: Path) -> None:
     async with app.run_test(size=TUI_SIZE) as pilot:
         chat = app._chat
         assert chat
-        await app.tracker.ready()
+        await app.tracker.connection.ready()
 
         async def ask(text: str) -> None:
             chat.prompt.insert(text)
@@ -132,12 +132,12 @@ async def shoot_tui(wide: Path, small: Path) -> None:
         await ask("Now make it faster for large numbers.")
         await _until(lambda: chat.talk.num_tokens > 40)
         await asyncio.sleep(1.2)  # a look at the engine
-        await chat.wait_until_drawn()
+        await chat.frames.settled()
         wide.write_text(app.export_screenshot(title="mlxpaged tui"), encoding="utf-8")
         story.cancel()
         await pilot.resize_terminal(*SMALL_SIZE)
         await pilot.pause(0.3)
-        await chat.wait_until_drawn()
+        await chat.frames.settled()
         small.write_text(app.export_screenshot(title="mlxpaged tui"), encoding="utf-8")
         await app.action_quit()
     await other.close()

@@ -15,10 +15,12 @@ from textual.app import App
 from .. import paths
 from ..chat.store import Store
 from ..errors import ConfigError, MlxpagedError
+from .changes import Change
 from .chat_screen import ChatScreen
 from .commands import PaletteCommands
+from .connection import Connect
 from .themes import NIGHT, THEMES
-from .tracker import Change, Connect, Tracker
+from .tracker import Tracker
 
 
 class TuiApp(App[None]):
@@ -73,13 +75,13 @@ class TuiApp(App[None]):
     async def _greet(self) -> None:
         """Reaches the engine while the person may already write."""
         with suppress(MlxpagedError):
-            engine = await self.tracker.ready()
+            engine = await self.tracker.connection.ready()
             if engine.link.notice:
                 self.notify(engine.link.notice, timeout=8, markup=False)
 
     def _changed(self, session_id: str, change: Change) -> None:
         if self._chat:
-            self._chat.changed(session_id, change)
+            self._chat.frames.changed(session_id, change)
 
 
 class _AltKeys(Enum):

@@ -1,15 +1,10 @@
-"""The screen with everything on it. Owns which session is shown, when things are drawn and what each key does; session
-state is the tracker's.
-
-Nothing runs while nothing happens: the tracker says what changed, and one timer draws it. The reply on the screen is
-drawn at most eight times a second and less often where drawing is slow; what the panes count meanwhile, twice a second.
-Only the pane that shows the engine asks for news by itself, while it is open.
-"""
+"""The screen with everything on it. Owns which session is shown, how the panes are arranged and what widgets' words
+lead to; session state is the tracker's, and the frames say when to draw."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Mapping
 from typing import ClassVar
 
 from textual import events
@@ -18,30 +13,24 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
-from textual.timer import Timer
 from textual.widgets import Footer
 
-from ..engine.events import EngineStats
 from ..errors import MlxpagedError
 from .bars import HintBar, TitleBar, command_hint
+from .changes import Change
 from .commands import command_of, is_command, matching, unescaped
 from .deeds import Deeds
-from .details import NEARLY_FULL, Details, Rates, View
+from .details import NEARLY_FULL, Details, View
+from .frames import Frames
+from .looks import Interest, Looks
 from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell
-from .pace import Pace
 from .prompt import Prompt
 from .sidebar import Sidebar
+from .stage import Stage
 from .state import Talk
-from .tracker import Change, Tracker
+from .tracker import Tracker
 from .transcript import Transcript
 
-COUNT_S = 0.5
-"""Least time between two drawings of figures that only count on: rates, tokens."""
-
-LOOK_S, IDLE_LOOK_S, AWAY_LOOK_S = 1.0, 3.0, 10.0
-"""Time between two looks at the engine: while it computes, while it does not, while the terminal is elsewhere."""
-
-KEPT_TRANSCRIPTS = 6
 SIDEBAR_FROM, DETAILS_FROM = 90, 150
 """Columns from which a pane is shown without being asked for."""
 
@@ -83,19 +72,16 @@ class ChatScreen(Deeds, Screen[None]):
         super().__init__()
         self.tracker = tracker
         self.chosen = first
-        self._dirty: dict[str, Change] = {}
-        self._timer: Timer | None = None
-        self._drawing = False
-        self._pace = Pace()
-        self._due = self._next_draw = self._next_count = 0.0
-        self._transcripts: dict[str, Transcript] = {}
+        self.frames = Frames(self, lambda: self.chosen, self._draw)
         self._drafts: dict[str, str] = {}
         self._wanted: dict[str, bool] = {}
         self.editing: str | None = None
-        self._stats: EngineStats | None = None
-        self._rates = Rates()
-        self._look_timer: Timer | None = None
-        self._away = False
+        interest = Interest(
+            shown=lambda: self.query_one(Details).display,
+            engine=lambda: tracker.connection.engine,
+            busy=lambda: any(talk.phase.is_live for talk in self.talks),
+        )
+        self._looks = Looks(self, interest, self._draw_details)
         self._told: str | None = None
         self._one_at_a_time = asyncio.Lock()
 
@@ -104,7 +90,7 @@ class ChatScreen(Deeds, Screen[None]):
         with Horizontal(id="middle"):
             yield Sidebar()
             with Vertical(id="centre"):
-                yield Vertical(id="transcripts")
+                yield Stage()
                 yield HintBar()
                 yield Prompt()
             yield Details()
@@ -136,69 +122,36 @@ class ChatScreen(Deeds, Screen[None]):
     @property
     def transcript(self) -> Transcript:
         """The turns on the screen."""
-        return self._transcripts[self.chosen]
+        transcript = self._stage.transcript_of(self.chosen)
+        assert transcript
+        return transcript
+
+    @property
+    def _stage(self) -> Stage:
+        return self.query_one(Stage)
 
     # -- drawing -----------------------------------------------------------------------------------------------
 
-    def changed(self, session_id: str, change: Change) -> None:
-        """The tracker's word that there is something to draw; cheap, and called for every token."""
-        self._dirty[session_id] = self._dirty.get(session_id, Change(0)) | change
-        if not self._drawing and self.is_mounted:
-            only_counts = change == Change.TEXT and session_id != self.chosen
-            self._draw_at(self._next_count if only_counts else self._next_draw)
-
-    def _draw_at(self, due: float) -> None:
-        if self._timer:
-            if due >= self._due:
-                return
-            self._timer.stop()
-        self._due = due
-        self._timer = self.set_timer(max(due - time.monotonic(), 0.001), self._draw_in_background)
-
-    def _draw_in_background(self) -> None:
-        """In a worker: keys are answered while widgets are mounted."""
-        self._timer, self._drawing = None, True
-        self.run_worker(self._draw(), group="draw")
-
-    async def _draw(self) -> None:
-        began, began_cpu = time.monotonic(), time.thread_time()
-        dirty, self._dirty = self._dirty, {}
-        try:
-            counts = self._draw_frame(dirty)
-            mine = dirty.get(self.chosen, Change(0))
-            if mine & (Change.TURNS | Change.TEXT | Change.PHASE) and self.chosen in self._transcripts:
-                await self.transcript.bring_up_to_date(counts)
-        finally:
-            self._drawing = False
-            now = time.monotonic()
-            self._next_draw = max(began + self._pace.pause_s, now + 4 * (now - began))  # keys come in between
-            self.call_after_refresh(lambda: self._pace.cost(time.thread_time() - began_cpu))
-            for session_id, change in list(self._dirty.items()):
-                self.changed(session_id, change)
-
-    def _draw_frame(self, dirty: dict[str, Change]) -> bool:
-        """Everything around the reply; whether it was time to draw figures that count on."""
+    async def _draw(self, dirty: Mapping[str, Change], counts: bool) -> None:
         for session_id, change in dirty.items():
             talk = self.tracker.talks.get(session_id)
             if talk and change & Change.TURNS and talk.unseen:
                 self._ended(talk)
-        happened = any(change != Change.TEXT for change in dirty.values())
-        counts = happened or time.monotonic() >= self._next_count
         if counts:
-            self._next_count = time.monotonic() + COUNT_S
             self._draw_bars()
         if dirty.get("", Change(0)) & Change.ENGINE:
-            self._look_soon()
-        if happened:
+            self._looks.soon()
+        if any(change != Change.TEXT for change in dirty.values()):
             self._draw_details()
-        return counts
+        mine = dirty.get(self.chosen, Change(0))
+        if mine & (Change.TURNS | Change.TEXT | Change.PHASE) and self._stage.transcript_of(self.chosen):
+            await self.transcript.bring_up_to_date(counts)
 
     def _draw_bars(self) -> None:
-        engine = self.tracker.engine
-        talks = self.talks
+        talks, connection = self.talks, self.tracker.connection
         self.query_one(Sidebar).show(talks, self.chosen)
-        model = engine.card.name if engine else None
-        self.query_one(TitleBar).show(self.talk, talks, model, self.tracker.engine_note, self.tracker.engine_failed)
+        model = connection.engine.card.name if connection.engine else None
+        self.query_one(TitleBar).show(self.talk, talks, model, connection.note, connection.failed)
         self._draw_hint()
         if self.tracker.problem != self._told:
             self._told = self.tracker.problem
@@ -228,52 +181,17 @@ class ChatScreen(Deeds, Screen[None]):
         self.query_one(HintBar).show(hint)
 
     def _context_share(self) -> float:
-        engine = self.tracker.engine
+        engine = self.tracker.connection.engine
         limit = engine.card.context_len if engine else None
         return self.talk.context_used / limit if limit else 0.0
 
     def _draw_details(self) -> None:
         if not self.query_one(Details).display:
             return
-        engine = self.tracker.engine
+        engine = self.tracker.connection.engine
         card = engine.card if engine else None
-        view = View(self.talk, self.talks, card, self._stats, list(self._rates.values))
+        view = View(self.talk, self.talks, card, self._looks.stats, list(self._looks.rates.values))
         self.query_one(Details).show(view)
-
-    # -- the engine from inside --------------------------------------------------------------------------------
-
-    def _look_soon(self) -> None:
-        if self._look_timer is None and self.query_one(Details).display:
-            self._look_timer = self.set_timer(0.01, self._look_in_background)
-
-    def _look_in_background(self) -> None:
-        self.run_worker(self._look(), group="look")
-
-    async def _look(self) -> None:
-        """One look at the engine's figures, and the time of the next one."""
-        engine, before = self.tracker.engine, self._stats
-        if engine:
-            try:
-                self._stats = await engine.backend.stats()
-                self._rates.look(time.monotonic(), self._stats.generated_tokens)
-            except MlxpagedError:
-                self._stats = None
-        busy = bool(self._stats and self._stats.rows) or any(talk.phase.is_live for talk in self.talks)
-        quiet = (
-            self._stats and before and not busy and self._stats.steps == before.steps and not any(self._rates.values)
-        )
-        if not quiet:
-            self._draw_details()
-        self._look_timer = None
-        if self.query_one(Details).display and engine:
-            pause = AWAY_LOOK_S if self._away else LOOK_S if busy else IDLE_LOOK_S
-            self._look_timer = self.set_timer(pause, self._look_in_background)
-
-    def on_app_blur(self) -> None:
-        self._away = True
-
-    def on_app_focus(self) -> None:
-        self._away = False
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -289,20 +207,11 @@ class ChatScreen(Deeds, Screen[None]):
         self.editing = None
         talk = await self.tracker.look_at(session_id)
         before, self.chosen = self.chosen, session_id
-        transcript = self._transcripts.pop(session_id, None) or Transcript(talk)
-        self._transcripts[session_id] = transcript
-        if transcript.parent is None:
-            await self.query_one("#transcripts").mount(transcript)
-        for other_id, other in self._transcripts.items():
-            other.display = other_id == session_id
-        for old in [one for one in self._transcripts if one not in self.tracker.talks]:
-            await self._transcripts.pop(old).remove()
-        while len(self._transcripts) > KEPT_TRANSCRIPTS:
-            await self._transcripts.pop(next(iter(self._transcripts))).remove()
+        await self._stage.show(talk, self.tracker.talks)
         if before != session_id:
             self.prompt.put(self._drafts.pop(session_id, ""))
         self.prompt.remember([turn.text for turn in talk.turns or [] if turn.role == "user"])
-        self.changed(session_id, Change.TURNS | Change.PHASE)
+        self.frames.changed(session_id, Change.TURNS | Change.PHASE)
 
     def on_choose(self, event: Choose) -> None:
         self.attempt(self.show_session(event.session_id))
@@ -369,6 +278,12 @@ class ChatScreen(Deeds, Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self._arrange()
 
+    def on_app_blur(self) -> None:
+        self._looks.away = True
+
+    def on_app_focus(self) -> None:
+        self._looks.away = False
+
     def toggle(self, pane: str) -> None:
         """Shows or hides a pane ("sidebar" or "details") from now on, whatever the size."""
         self._wanted[pane] = not (self.query_one(Sidebar) if pane == "sidebar" else self.query_one(Details)).display
@@ -383,9 +298,4 @@ class ChatScreen(Deeds, Screen[None]):
         ):
             widget.display = self._wanted.get(pane, width >= least) and not (tiny and pane not in self._wanted)
         self.set_class(tiny, "-bare")
-        self._look_soon()
-
-    async def wait_until_drawn(self) -> None:
-        """Until everything that changed is on the screen; for tests and screenshots."""
-        while self._dirty or self._drawing or self._timer:
-            await asyncio.sleep(0.01)
+        self._looks.soon()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ..chat.sessions import Message, Session
 from ..engine.events import Progress, Timing, Usage
 
 RATE_SPAN_S = 2.0
@@ -124,6 +125,34 @@ class Talk:
     def turn(self, turn_id: str) -> Turn:
         """The turn of that id; LookupError when there is none."""
         return next(turn for turn in self.turns or [] if turn.id == turn_id)
+
+
+def talk_of(saved: Session) -> Talk:
+    """A session of the store, its turns not looked at."""
+    return Talk(
+        saved.id,
+        saved.title,
+        saved.model,
+        saved.system,
+        dict(saved.params),
+        saved.parent,
+        saved.updated,
+        phase=Phase.INTERRUPTED if saved.interrupted else Phase.IDLE,
+        busy=saved.busy,
+    )
+
+
+def turn_of(message: Message) -> Turn:
+    """A message of the store."""
+    text = f"<think>{message.reasoning}</think>{message.content}" if message.reasoning else message.content
+    return Turn(message.id, message.role, text, message.state, message.error, message.usage, message.timing)
+
+
+def phase_after(talk: Talk) -> Phase:
+    """What a session without a running reply shows: how its last turn ended."""
+    last = talk.turns[-1] if talk.turns else None
+    states = {"stopped": Phase.STOPPED, "error": Phase.ERROR, "interrupted": Phase.INTERRUPTED}
+    return states.get(last.state, Phase.IDLE) if last else Phase.IDLE
 
 
 def in_words(talk: Talk) -> str:

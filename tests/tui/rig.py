@@ -97,7 +97,7 @@ class Rig:
 
     async def drawn(self) -> None:
         await asyncio.sleep(0.02)
-        await self.chat.wait_until_drawn()
+        await self.chat.frames.settled()
         await self.pilot.pause()
 
     async def press(self, *keys: str) -> None:
@@ -123,7 +123,7 @@ async def running(
     app = TuiApp(store, doors, **more)
     async with app.run_test(size=size, notifications=True) as pilot:
         rig = Rig(app, pilot, service, doors, store)
-        await rig.until(lambda: app.tracker.engine or app.tracker.engine_note)
+        await rig.until(lambda: app.tracker.connection.engine or app.tracker.connection.note)
         await rig.drawn()
         yield rig
     service.close()

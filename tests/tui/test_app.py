@@ -11,12 +11,13 @@ import pytest
 from mlxpaged.chat.store import Store
 from mlxpaged.engine.events import Delta
 from mlxpaged.sched.requests import FinishReason, SamplingParams
-from mlxpaged.tui import chat_screen, pace
+from mlxpaged.tui import frames, pace
+from mlxpaged.tui.changes import Change
 from mlxpaged.tui.code_block import CodeBlock, CodeLines
 from mlxpaged.tui.details import Details
 from mlxpaged.tui.sidebar import Sidebar
 from mlxpaged.tui.state import Phase
-from mlxpaged.tui.tracker import Change
+from mlxpaged.tui.transcript import Transcript
 from tests.scripted import ByteTokenizer, ScriptedService, says
 from tests.tui.rig import Rig, run, running
 
@@ -25,7 +26,7 @@ from tests.tui.rig import Rig, run, running
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLXPAGED_STATE", str(tmp_path))
     monkeypatch.setattr(pace, "DRAW_S", 0.01)
-    monkeypatch.setattr(chat_screen, "COUNT_S", 0.01)
+    monkeypatch.setattr(frames, "COUNT_S", 0.01)
 
 
 def echo(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
@@ -74,7 +75,7 @@ def test_eight_sessions_write_at_once_and_only_one_is_drawn() -> None:
             assert len(live) == 8
             assert all(talk.turns and talk.turns[-1].text.startswith("Re: session") for talk in live)
             assert "SESSIONS  8 live" in rig.text()
-            visible = [one for one in rig.chat._transcripts.values() if one.display]
+            visible = [one for one in rig.chat.query(Transcript) if one.display]
             assert len(visible) == 1
             await rig.press("alt+8")  # the first of them
             assert "Re: session0 word" in rig.text()
@@ -394,7 +395,7 @@ def test_an_unreachable_server_is_one_clear_line_and_nothing_typed_is_lost() -> 
     async def test() -> None:
         async with running(scripted("hi")) as rig:
             rig.doors.shut = True
-            rig.app.tracker.engine = None
+            rig.app.tracker.connection.engine = None
             await rig.type("are you there?")
             await rig.press("enter")
             await rig.until(lambda: rig.talk.phase is Phase.ERROR)
@@ -468,7 +469,7 @@ def test_nothing_is_drawn_and_no_timer_runs_while_nothing_happens() -> None:
             drawn = []
             rig.chat._draw_bars = lambda: drawn.append(1)  # type: ignore[method-assign]
             await rig.pilot.pause(0.6)
-            assert drawn == [] and rig.chat._timer is None and rig.chat._look_timer is None
+            assert drawn == [] and rig.chat.frames.idle and rig.chat._looks.idle
 
     run(test)
 
@@ -478,14 +479,14 @@ def test_text_that_grows_is_drawn_at_once_and_figures_only_now_and_then(monkeypa
         async with running(scripted(*"abcdefghi"), size=(160, 45)) as rig:
             await rig.send("x")
             await rig.step(2)
-            monkeypatch.setattr(chat_screen, "COUNT_S", 1000.0)
+            monkeypatch.setattr(frames, "COUNT_S", 1000.0)
             await rig.press("ctrl+b", "ctrl+b")  # a drawing with everything: the next is far off now
             await rig.step(2)
             drawn = []
             bars, details = rig.chat._draw_bars, rig.chat._draw_details
             monkeypatch.setattr(rig.chat, "_draw_bars", lambda: (drawn.append("bars"), bars()))
             monkeypatch.setattr(rig.chat, "_draw_details", lambda: (drawn.append("details"), details()))
-            monkeypatch.setattr(rig.chat, "_look_in_background", lambda: None)
+            monkeypatch.setattr(rig.chat._looks, "_look_in_background", lambda: None)
             await rig.step(3)
             assert "abcdefg" in rig.text() and drawn == []
             assert "2 tokens" not in rig.text()
@@ -502,16 +503,16 @@ def test_sessions_that_are_not_on_the_screen_ask_for_no_drawing_of_their_own(mon
             await rig.step(2)
             hidden = rig.talk
             await rig.press("ctrl+n")
-            monkeypatch.setattr(chat_screen, "COUNT_S", 1000.0)
-            rig.chat._next_count = time.monotonic() + 1000.0
+            monkeypatch.setattr(frames, "COUNT_S", 1000.0)
+            rig.chat.frames._next_count = time.monotonic() + 1000.0
             drawn = []
-            draw = rig.chat._draw_in_background
-            monkeypatch.setattr(rig.chat, "_draw_in_background", lambda: (drawn.append(1), draw()))
+            draw = rig.chat.frames._draw_in_background
+            monkeypatch.setattr(rig.chat.frames, "_draw_in_background", lambda: (drawn.append(1), draw()))
             for number in range(3, 6):
                 rig.service.step()
                 await rig.until(lambda number=number: hidden.num_tokens == number)
-            assert drawn == [] and rig.chat._timer
-            rig.chat.changed(hidden.id, Change.PHASE)
+            assert drawn == [] and rig.chat.frames._timer
+            rig.chat.frames.changed(hidden.id, Change.PHASE)
             await rig.drawn()
             assert drawn == [1]
 
@@ -558,7 +559,7 @@ def test_leaving_closes_the_link_and_saves() -> None:
         async with running(scripted("One ", "two")) as rig:
             await rig.send("x")
             rig.service.step()
-            engine = rig.app.tracker.engine
+            engine = rig.app.tracker.connection.engine
             await rig.pilot.press("ctrl+q")
             await rig.until(lambda: rig.service.num_cancelled)
             rig.service.step()

@@ -12,8 +12,9 @@ from mlxpaged.chat.store import Store
 from mlxpaged.engine.events import Delta, Progress
 from mlxpaged.errors import BadParameter, SessionBusy
 from mlxpaged.sched.requests import FinishReason
+from mlxpaged.tui.changes import Change
 from mlxpaged.tui.state import Phase, Rate, in_words
-from mlxpaged.tui.tracker import Change, Tracker
+from mlxpaged.tui.tracker import Tracker
 from tests.scripted import ScriptedService, says
 from tests.tui.rig import Doors
 
@@ -215,13 +216,13 @@ def test_an_unreachable_server_keeps_the_turn_and_a_retry_connects_again() -> No
         await case.tracker.send(talk.id, "hello?")
         await case.until(lambda: talk.phase is Phase.ERROR)
         assert talk.turns and "no server answers" in str(talk.turns[-1].error)
-        assert case.tracker.engine_failed
+        assert case.tracker.connection.failed
         assert case.store.messages(talk.id)[0].content == "hello?"
         case.doors.shut = False
         await case.tracker.retry(talk.id)
         await case.until(lambda: case.service.submitted)
         await case.finished(talk.id)
-        assert talk.turns[-1].text == "Hello" and not case.tracker.engine_note
+        assert talk.turns[-1].text == "Hello" and not case.tracker.connection.note
 
     run(test)
 
