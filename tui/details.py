@@ -67,7 +67,7 @@ class Details(VerticalScroll, can_focus=False):
         stats = view.stats
         owners = owners_of(stats.rows, view.talks) if stats else {}
         hues = {talk.id: hue_of(position) for position, talk in enumerate(view.talks)}
-        self._parts["model"].say(_model(view.talk, view.card))
+        self._parts["model"].say(_model(view.talk, view.card, width))
         self._parts["context"].say(_context(view, width))
         self._parts["turns"].say(_turns(view.talk.turns or [], width))
         self._parts["turns"].display = any(turn.usage for turn in view.talk.turns or [])
@@ -106,13 +106,15 @@ def bar(share: float, width: int, colour: str) -> Content:
     return Content.assemble((filled, f"{colour} on $panel"), (" " * (width - len(filled)), "on $panel"))
 
 
-def _model(talk: Talk, card: ModelCard | None) -> Content:
+def _model(talk: Talk, card: ModelCard | None, width: int) -> Content:
     lines = [_head("MODEL")]
     if card is None:
         lines.append(Content.styled("not there yet", "$foreground-muted"))
     else:
-        lines.append(Content.styled(neutralise(card.name), "bold"))
-        about = [text for text in (getattr(card, "quantisation", None), getattr(card, "family", None)) if text]
+        name, stored = neutralise(card.name), neutralise(card.quantisation or "")
+        between = "  " if cell_len(name) + 2 + cell_len(stored) <= width else "\n"
+        lines.append(Content.assemble((name, "bold"), (f"{between}{stored}" if stored else "", "$foreground")))
+        about = [neutralise(card.family)] if card.family else []
         about += [f"{count(card.context_len)} context"] if card.context_len else []
         about += [card.served_by] if card.served_by != "paged" else []
         lines.append(Content.styled(" · ".join(about), "$foreground-muted"))

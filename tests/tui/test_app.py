@@ -309,6 +309,24 @@ def test_the_pane_of_the_engine_shows_context_turns_and_pool() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("qwen", ["qwen  4 bits, groups of 64"]),
+        ("maker/a-name-of-some-length", ["maker/a-name-of-some-length", "4 bits, groups of 64"]),
+    ],
+)
+def test_the_pane_of_the_engine_tells_how_the_weights_are_stored(name: str, lines: list[str]) -> None:
+    async def test() -> None:
+        service = ScriptedService(manual=True, name=name, quantisation="4 bits, groups of 64", family="qwen3\x1b[31m")
+        async with running(service, size=(160, 45)) as rig:
+            shown = [line[122:].strip() for line in rig.text().splitlines()]
+            at = shown.index("MODEL") + 1
+            assert shown[at : at + len(lines) + 1] == [*lines, "qwen3\u241b[31m · 4.1k context"]
+
+    run(test)
+
+
+@pytest.mark.parametrize(
     ("size", "sidebar", "title"), [((200, 60), True, True), ((80, 24), False, True), ((40, 10), False, False)]
 )
 def test_small_terminals_lose_the_panes_first(size: tuple[int, int], sidebar: bool, title: bool) -> None:
