@@ -7,12 +7,12 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import MlxpagedError, Overloaded, Unreachable
 from ..sched.requests import FinishReason
 from .conversation import Conversation
+from .exchange import Exchange
 from .interrupts import Interrupts
 from .keyboard import Keyboard
 from .logs import logged_to
@@ -22,40 +22,15 @@ from .slash import Commands, Leave, Outcome, is_command, unescaped
 from .terminal import copy_to_clipboard, silent_keyboard
 
 if TYPE_CHECKING:
-    from ..chat.backend import Backend, ModelCard, Reply
+    from ..chat.backend import Backend, ModelCard
     from ..chat.sessions import State
     from ..chat.store import ReplyDraft
-    from ..engine.events import Delta
     from .compose import Opened
 
 _NEARLY_FULL = 0.85
 _REFRESH_S = 0.05
 _STATES: dict[FinishReason, State] = {FinishReason.CANCELLED: "stopped", FinishReason.ERROR: "error"}
 _ENDINGS = {FinishReason.CANCELLED: " · stopped", FinishReason.LENGTH: " · cut at its longest"}
-
-
-@dataclass
-class _Exchange:
-    """One reply as far as it came. `last` is None when it was torn off before its end."""
-
-    view: ReplyView
-    card: ModelCard | None = None
-    reply: Reply | None = None
-    draft: ReplyDraft | None = None
-    asked: bool = True  # the question was put just now; not, when an earlier one is answered anew
-    resumed: bool = False
-    text: str = ""
-    num_tokens: int = 0
-    last: Delta | None = None
-    interrupts: int = 0
-
-    def stop(self, task: asyncio.Task[None]) -> None:
-        """Ctrl-C: the reply is asked to end; at the second one, or before there is a reply, `task` is torn off."""
-        self.interrupts += 1
-        if self.reply and self.interrupts == 1:
-            self.reply.cancel()
-        else:
-            task.cancel()
 
 
 class ChatLoop:
@@ -220,7 +195,7 @@ class ChatLoop:
 
     async def _answer(self, asked: bool = True, resume: bool = False) -> None:
         """Answers the last turn, which was `asked` just now or earlier, or goes on with the last reply."""
-        exchange = _Exchange(self._page.reply(), asked=asked, resumed=resume)
+        exchange = Exchange(self._page.reply(), asked=asked, resumed=resume)
         task = asyncio.create_task(self._hear(exchange))
         with silent_keyboard(), self._stoppable(lambda: exchange.stop(task)):
             while not task.done():
@@ -240,7 +215,7 @@ class ChatLoop:
             raise error
         self._warn(f"{error} ({self._without_reply(exchange)})")
 
-    def _without_reply(self, exchange: _Exchange) -> str:
+    def _without_reply(self, exchange: Exchange) -> str:
         """No word came: the conversation is as before; what that means, in words."""
         if exchange.resumed:
             if exchange.draft:
@@ -265,7 +240,7 @@ class ChatLoop:
     def _stoppable(self, stop: Callable[[], object]) -> AbstractContextManager[None]:
         return self._interrupts.doing(stop) if self._interrupts else nullcontext()
 
-    async def _hear(self, exchange: _Exchange) -> None:
+    async def _hear(self, exchange: Exchange) -> None:
         """From the question to the last delta; `exchange` holds whatever came when this is cut short."""
         exchange.card = card = await self._model(exchange.view)
         sampling = self._conversation.sampling(card.defaults)
@@ -298,7 +273,7 @@ class ChatLoop:
         going_on = self._conversation.to_continue() if resumed else None
         return self._conversation.store.resume(going_on.id) if going_on else self._conversation.begin_reply(model)
 
-    def _keep(self, exchange: _Exchange) -> None:
+    def _keep(self, exchange: Exchange) -> None:
         """Keeps the reply, or the part of it that came, and tells its figures."""
         last = exchange.last
         finish = last.finish if last and last.finish else FinishReason.CANCELLED
@@ -313,7 +288,7 @@ class ChatLoop:
             exchange.draft.finish(_STATES.get(finish, "done"), usage, timing, error)
         self._tell_figures(exchange, finish)
 
-    def _tell_figures(self, exchange: _Exchange, finish: FinishReason) -> None:
+    def _tell_figures(self, exchange: Exchange, finish: FinishReason) -> None:
         last, context_len = exchange.last, exchange.card.context_len if exchange.card else None
         if last and last.usage:
             self._page.say(figures(last.usage, last.timing, context_len) + _ENDINGS.get(finish, ""))
