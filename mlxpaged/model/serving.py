@@ -18,6 +18,7 @@ from ..sched.table import blocks_for
 from .activations import measured
 from .attention_path import attention_path
 from .check import differs_from_stock
+from .drawing import BEST
 from .estimate import groups_of, need_of, on_gpu, step_budget, wish_of
 from .kernelpool import KernelPool
 from .kvpool import KVPool
@@ -29,7 +30,7 @@ from .memplan import MemoryPlan, plan_memory
 from .plainpool import PlainPool
 from .poolsize import PoolSizer
 from .runner import ModelRunner, Runner
-from .sampling import BEST, Sampler
+from .sampling import Sampler
 from .seam import remove_gather_norm
 from .solo import SoloRunner
 

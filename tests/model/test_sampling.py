@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxpaged.model.sampling import Sampler, gumbel
+from mlxpaged.model.drawing import gumbel, noise_keys
+from mlxpaged.model.sampling import Sampler
 from mlxpaged.sched.requests import Request, SamplingParams, StepPlan
 from mlxpaged.sched.table import RequestTable
 
@@ -32,10 +33,13 @@ def sample(
         assert row == index
     positions = np.array([len((prompts or [[0]] * rows)[i]) - 1 for i in range(rows)], np.int32) + position
     plan = StepPlan(0, np.arange(rows, dtype=np.int32), positions, np.zeros(rows, bool))
-    sampler = sampler or Sampler(rows, logits.shape[-1])
-    drawn = sampler(mx.array(logits, mx.float32), plan, table, None if allowed is None else mx.array(allowed))
+    samplers = [sampler] if sampler else [Sampler(rows, logits.shape[-1], best) for best in (1024, None)]
+    given = (mx.array(logits, mx.float32), plan, table, None if allowed is None else mx.array(allowed))
+    drawn = [sampler(*given) for sampler in samplers]
+    # A GPU's way of drawing, all logits sorted in a compiled graph, gives the same ids.
+    assert all(np.array_equal(np.array(one.tokens), np.array(drawn[0].tokens)) for one in drawn)
     asked = table.logprobs[plan.decode_rows]
-    return drawn.result(asked[asked >= 0])
+    return drawn[0].result(asked[asked >= 0])
 
 
 def draws(logits: np.ndarray, params: SamplingParams, count: int = 400) -> np.ndarray:
@@ -112,10 +116,28 @@ def test_allowed_ids_restrict_every_choice(slope) -> None:
 
 def test_the_noise_depends_on_seed_choice_and_position_alone() -> None:
     seeds, choices, places = np.array([1, 1, 1, 2], np.uint64), np.array([0, 1, 0, 0]), np.array([5, 5, 6, 5])
-    rows = np.array(gumbel(seeds, choices, places, 64))
+    keys = noise_keys(seeds, choices, places)
+    assert len({row.tobytes() for row in keys}) == 4
+    rows = np.array(gumbel(mx.array(keys[:, :1]), mx.array(keys[:, 1:]), 64))
     assert len({row.tobytes() for row in rows}) == 4
-    alone = np.array(gumbel(seeds[1:2], choices[1:2], places[1:2], 64))
-    assert np.array_equal(alone[0], rows[1])
+    alone = noise_keys(seeds[1:2], choices[1:2], places[1:2])
+    assert np.array_equal(np.array(gumbel(mx.array(alone[:, :1]), mx.array(alone[:, 1:]), 64))[0], rows[1])
+
+
+def test_the_noise_is_gumbels_over_ids_and_over_positions() -> None:
+    """Mean 0.5772 and variance pi^2 / 6, no id favoured, and neighbours in id or position unlike each other."""
+    count, vocab = 256, 2048
+    keys = noise_keys(np.full(count, 7, np.uint64), np.zeros(count, np.int64), np.arange(count))
+    noise = np.array(gumbel(mx.array(keys[:, :1]), mx.array(keys[:, 1:]), vocab))
+    assert np.isfinite(noise).all()
+    assert abs(noise.mean() - 0.57722) < 0.01 and abs(noise.var() - np.pi**2 / 6) < 0.02
+    for axis, samples in ((0, count), (1, vocab)):
+        spread = noise.mean(axis=axis).std() * np.sqrt(samples) / noise.std()
+        assert 0.9 < spread < 1.1, f"means along axis {axis} spread {spread} times what chance gives"
+    assert abs(np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]) < 0.01
+    won = np.bincount(noise.argmax(axis=1), minlength=vocab)
+    assert won.max() <= 4  # 256 draws over 2048 ids
 
 
 def test_a_row_draws_the_same_id_beside_any_neighbours(slope) -> None:
