@@ -4,7 +4,7 @@ screen's."""
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import ClassVar
@@ -19,6 +19,8 @@ from .changes import Change
 from .chat_screen import ChatScreen
 from .commands import PaletteCommands
 from .connection import Connect
+from .keymap import Keys, keys_from
+from .keys import bound
 from .themes import NIGHT, THEMES
 from .tracker import Tracker
 
@@ -27,11 +29,15 @@ class TuiApp(App[None]):
     """Several live sessions over one engine.
 
     `session`: what to open first, by id or title; None: a new one. `theme`: one of Textual's or ours; None: the one
-    used last. `params`: sampling values of new sessions.
+    used last. `params`: sampling values of new sessions. `keys`: a person's own keys, by action.
     """
 
     CSS_PATH: ClassVar = ["chat_screen.tcss", "sidebar.tcss", "transcript.tcss", "details.tcss", "dialogs.tcss"]
     COMMANDS: ClassVar = {PaletteCommands}
+    BINDINGS: ClassVar = [
+        bound("leave", "quit", priority=True),
+        bound("commands", "command_palette", priority=True),
+    ]
     ENABLE_COMMAND_PALETTE = True
     TITLE = "mlxpaged"
 
@@ -43,9 +49,11 @@ class TuiApp(App[None]):
         theme: str | None = None,
         system: str | None = None,
         params: dict[str, float] | None = None,
+        keys: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__()
-        _teach_alt_keys()
+        self.keys = keys_from(keys or {})
+        _teach_alt_keys(self.keys)
         self.tracker = Tracker(store, connect, self._changed)
         self.rescued: str | None = None
         """A file that took what could not be saved; known once the app has ended."""
@@ -63,8 +71,11 @@ class TuiApp(App[None]):
         self.theme_changed_signal.subscribe(self, lambda theme: _remember_theme(theme.name))
         await self.tracker.load()
         first = self._first or self.tracker.new(system=self._system, params=self._params).id
-        self._chat = ChatScreen(self.tracker, first)
+        self.set_keymap(self.keys.keymap)
+        self._chat = ChatScreen(self.tracker, first, self.keys)
         await self.push_screen(self._chat)
+        for line in self.keys.complaints:
+            self.notify(line, title="[keys] of config.toml", severity="warning", timeout=15, markup=False)
         self.run_worker(self._greet())
 
     async def action_quit(self) -> None:
@@ -88,12 +99,14 @@ class _AltKeys(Enum):
     ENTER = "alt+enter"
 
 
-def _teach_alt_keys() -> None:
+def _teach_alt_keys(keys: Keys) -> None:
     """Textual reads Escape and a digit as the sign that Option and the digit type on a US Mac keyboard, "™" for Alt+2,
-    and Escape and Enter as Enter. Here both are keys with Alt; a typed "™" stays a sign, for it comes alone."""
+    and Escape and Enter as Enter. Here both are keys with Alt; a typed "™" stays a sign, for it comes alone. Escape and
+    f is a word to the right, unless a person took Alt+F for something."""
     table: dict[str, object] = ANSI_SEQUENCES_KEYS  # type: ignore[assignment]
-    for digit in "123456789":
-        table.pop(f"\x1b{digit}", None)
+    own = {key.removeprefix("alt+") for taken in keys.by_action.values() for key in taken if key.startswith("alt+")}
+    for sign in own | set("123456789"):
+        table.pop(f"\x1b{sign}", None)
     table["\x1b\r"] = (_AltKeys.ENTER,)
 
 

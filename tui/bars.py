@@ -10,6 +10,7 @@ from textual.content import Content
 
 from ..chat.foreign import neutralise
 from .commands import Command
+from .keymap import Keys
 from .state import Talk
 from .steady import Steady
 
@@ -52,7 +53,7 @@ class HintBar(Steady):
         self.say(content or Content(""))
 
 
-def command_hint(commands: Sequence[Command]) -> Content:
+def command_hint(commands: Sequence[Command], keys: Keys) -> Content:
     """The commands that a line may become."""
     lines = []
     for number, command in enumerate(commands[:HINTED]):
@@ -61,7 +62,7 @@ def command_hint(commands: Sequence[Command]) -> Content:
             Content.assemble(
                 (f"{name:<23}", "bold $primary" if number == 0 else "$primary"),
                 (command.about, "$foreground-muted"),
-                (f"  {command.key}", "$foreground-disabled"),
+                (f"  {keys.shown(command.key)}" if command.key else "", "$foreground-disabled"),
                 ("  ⇥ Tab" if number == 0 else "", "$foreground-disabled"),
             )
         )

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import ActiveBinding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
@@ -22,6 +22,8 @@ from .commands import command_of, is_command, matching, unescaped
 from .deeds import Deeds
 from .details import NEARLY_FULL, Details, View
 from .frames import Frames
+from .keymap import NO_KEY, Keys
+from .keys import FIRST_SESSIONS, bound
 from .looks import Interest, Looks
 from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell
 from .prompt import Prompt
@@ -39,27 +41,29 @@ class ChatScreen(Deeds, Screen[None]):
     """Sessions, conversation, prompt, engine."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "escape", "stop", priority=True, show=False),
-        Binding("ctrl+n", "do('new')", "new", priority=True),
-        Binding("ctrl+pagedown", "step(1)", "next", priority=True, show=False),
-        Binding("ctrl+pageup", "step(-1)", "previous", priority=True, show=False),
-        Binding("ctrl+p", "app.command_palette", "commands", priority=True),
-        Binding("ctrl+r", "do('retry')", "retry", priority=True, show=False),
-        Binding("ctrl+y", "do('copy')", "copy code", priority=True, show=False),
-        Binding("ctrl+f", "do('search')", "search", priority=True),
-        Binding("ctrl+b", "do('sessions')", "sessions", priority=True),
-        Binding("f2", "do('stats')", "engine", priority=True),
-        Binding("f1", "do('help')", "keys", priority=True),
-        Binding("ctrl+t", "do('think')", "thinking", priority=True, show=False),
-        Binding("ctrl+g", "editor", "editor", priority=True, show=False),
-        Binding("ctrl+o", "open_chips", "open pasted", priority=True, show=False),
-        Binding("ctrl+c", "interrupt", "stop", priority=True, show=False),
-        Binding("ctrl+q", "do('bye')", "leave", priority=True, show=False),
-        Binding("ctrl+up", "mark(-1)", "mark", priority=True, show=False),
-        Binding("ctrl+down", "mark(1)", "mark", priority=True, show=False),
-        Binding("pageup", "page(-1)", "scroll", priority=True, show=False),
-        Binding("pagedown", "page(1)", "scroll", priority=True, show=False),
-        *(Binding(f"alt+{n}", f"go({n})", f"session {n}", priority=True, show=False) for n in range(1, 10)),
+        bound("stop", "escape", priority=True),
+        bound("new_session", "do('new')", "new", priority=True),
+        bound("close_session", "close_if_empty"),
+        bound("next_session", "step(1)", priority=True),
+        bound("previous_session", "step(-1)", priority=True),
+        bound("commands", "app.command_palette", "commands", priority=True),
+        bound("retry", "do('retry')", priority=True),
+        bound("copy_code", "do('copy')", priority=True),
+        bound("search", "do('search')", "search", priority=True),
+        bound("sessions", "do('sessions')", "sessions", priority=True),
+        bound("engine", "do('stats')", "engine", priority=True),
+        bound("help", "do('help')", "keys", priority=True),
+        bound("thinking", "do('think')", priority=True),
+        bound("editor", "editor", priority=True),
+        bound("open_pasted", "open_chips", priority=True),
+        bound("interrupt", "interrupt", priority=True),
+        bound("leave", "do('bye')", priority=True),
+        bound("leave_empty", "leave_if_empty"),
+        bound("mark_up", "mark(-1)", priority=True),
+        bound("mark_down", "mark(1)", priority=True),
+        bound("page_up", "page(-1)", priority=True),
+        bound("page_down", "page(1)", priority=True),
+        *(bound(f"session_{n}", f"go({n})", priority=True) for n in FIRST_SESSIONS),
     ]
     HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012 - the base class declares it so
         (0, "-tiny"),
@@ -68,9 +72,10 @@ class ChatScreen(Deeds, Screen[None]):
     ]
     VERTICAL_BREAKPOINTS = [(0, "-short"), (15, "-tall")]  # noqa: RUF012
 
-    def __init__(self, tracker: Tracker, first: str) -> None:
+    def __init__(self, tracker: Tracker, first: str, keys: Keys) -> None:
         super().__init__()
         self.tracker = tracker
+        self.keys = keys
         self.chosen = first
         self.frames = Frames(self, lambda: self.chosen, self._draw)
         self._drafts: dict[str, str] = {}
@@ -90,9 +95,9 @@ class ChatScreen(Deeds, Screen[None]):
         with Horizontal(id="middle"):
             yield Sidebar()
             with Vertical(id="centre"):
-                yield Stage()
+                yield Stage(self.keys)
                 yield HintBar()
-                yield Prompt()
+                yield Prompt(self.keys)
             yield Details()
         yield Footer(show_command_palette=False)
 
@@ -101,6 +106,11 @@ class ChatScreen(Deeds, Screen[None]):
         self._arrange()
         self.prompt.focus()
         await self.show_session(self.chosen)
+
+    @property
+    def active_bindings(self) -> dict[str, ActiveBinding]:
+        """What the footer shows: not what has no key."""
+        return {key: binding for key, binding in super().active_bindings.items() if key != NO_KEY}
 
     # -- what is there -----------------------------------------------------------------------------------------
 
@@ -169,14 +179,16 @@ class ChatScreen(Deeds, Screen[None]):
         found = matching(self.prompt.text)
         hint: Content | None = None
         if found:
-            hint = command_hint(found)
+            hint = command_hint(found, self.keys)
         elif self.editing:
-            hint = Content.styled("writing an earlier turn anew · Enter sends it · Esc leaves it as it was", "$warning")
+            send, leave = self.keys.hint("send", "/retry"), self.keys.hint("stop", "clearing the prompt")
+            hint = Content.styled(f"writing an earlier turn anew · {send} sends it · {leave} leaves it", "$warning")
         elif self.talk.busy:
             hint = Content.styled("this session is open in another mlxpaged; /fork makes one of your own", "$warning")
         elif (share := self._context_share()) > NEARLY_FULL:
+            mark, fork = self.keys.hint("mark_up", "click"), self.keys.hint("turn_fork", "/fork")
             hint = Content.styled(
-                f"the context is {share:.0%} full · /clear, or fork an earlier turn (Ctrl+Up, f)", "$warning"
+                f"the context is {share:.0%} full · /clear, or fork an earlier turn ({mark}, {fork})", "$warning"
             )
         self.query_one(HintBar).show(hint)
 
@@ -230,7 +242,8 @@ class ChatScreen(Deeds, Screen[None]):
             return
         if self.talk.phase.is_live:
             self.prompt.give_back(text)
-            self.tell("this session is still answering; Esc stops it, Ctrl+N opens another")
+            stop, new = self.keys.hint("stop", "/stop"), self.keys.hint("new_session", "/new")
+            self.tell(f"this session is still answering; {stop} stops it, {new} opens another")
             return
         self.attempt(self._send(unescaped(text), self.editing))
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`name` as it is typed after the slash, `takes` what may follow it, `key` its key, `action` what the screen does
-    (given the words after the name)."""
+    """`name` as it is typed after the slash, `takes` what may follow it, `key` the name of the action whose keys do the
+    same, `action` what the screen does (given the words after the name)."""
 
     name: str
     takes: str
@@ -32,28 +32,28 @@ class Command:
 
 
 COMMANDS = (
-    Command("new", "", "open a new session", "Ctrl+N"),
-    Command("fork", "", "a new session with the turns up to the marked one", "f"),
-    Command("retry", "", "make the last reply again", "Ctrl+R"),
+    Command("new", "", "open a new session", "new_session"),
+    Command("fork", "", "a new session with the turns up to the marked one", "turn_fork"),
+    Command("retry", "", "make the last reply again", "retry"),
     Command("undo", "", "take the last exchange back into the prompt"),
-    Command("edit", "", "write your last turn anew", "e"),
-    Command("continue", "", "go on with a reply that broke off", "o"),
-    Command("stop", "", "stop the reply", "Esc"),
+    Command("edit", "", "write your last turn anew", "turn_edit"),
+    Command("continue", "", "go on with a reply that broke off", "turn_continue"),
+    Command("stop", "", "stop the reply", "stop"),
     Command("clear", "", "forget this session's turns"),
     Command("rename", "[TITLE]", "give the session a title"),
     Command("delete", "", "delete the session for good"),
-    Command("close", "", "take the session off the list", "Ctrl+W"),
+    Command("close", "", "take the session off the list", "close_session"),
     Command("system", "[TEXT|off]", "show, set or drop the system message"),
     Command("params", "[NAME VALUE]...", "show or set sampling values"),
-    Command("copy", "", "copy the last code block", "Ctrl+Y"),
+    Command("copy", "", "copy the last code block", "copy_code"),
     Command("export", "[md|json]", "write the session to a file in this folder"),
-    Command("search", "[TEXT]", "find a session by what was said in it", "Ctrl+F"),
-    Command("stats", "", "show or hide the engine from inside", "F2"),
-    Command("sessions", "", "show or hide the list of sessions", "Ctrl+B"),
-    Command("think", "", "open or close the thinking of replies", "Ctrl+T"),
+    Command("search", "[TEXT]", "find a session by what was said in it", "search"),
+    Command("stats", "", "show or hide the engine from inside", "engine"),
+    Command("sessions", "", "show or hide the list of sessions", "sessions"),
+    Command("think", "", "open or close the thinking of replies", "thinking"),
     Command("theme", "", "choose the colours"),
-    Command("help", "", "keys and commands", "F1"),
-    Command("bye", "", "leave", "Ctrl+Q"),
+    Command("help", "", "keys and commands", "help"),
+    Command("bye", "", "leave", "leave"),
 )
 
 _BY_NAME = {command.name: command for command in COMMANDS} | {
@@ -113,7 +113,8 @@ class PaletteCommands(Provider):
 
     def _offered(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         for command in COMMANDS:
-            about = f"{command.about}{f' · {command.key}' if command.key else ''}"
+            key = self._chat.keys.shown(command.key) if command.key else ""
+            about = f"{command.about}{f' · {key}' if key else ''}"
             yield command.name.capitalize(), about, partial(self._chat.do, command, "")
         for talk in self._chat.talks:
             yield f"Go to: {talk.name}", "session", partial(self._chat.show_session, talk.id)

@@ -17,6 +17,7 @@ from .commands import COMMANDS, Command
 from .dialogs import Confirm, Help, Question, Search
 
 if TYPE_CHECKING:
+    from .keymap import Keys
     from .prompt import Prompt
     from .state import Talk
     from .tracker import Tracker
@@ -32,6 +33,7 @@ class Deeds(Screen[None]):
     tracker: Tracker
     chosen: str
     editing: str | None
+    keys: Keys
 
     if TYPE_CHECKING:
 
@@ -198,7 +200,7 @@ class Deeds(Screen[None]):
         self.app.search_themes()
 
     def do_help(self, words: str) -> None:
-        self.app.push_screen(Help())
+        self.app.push_screen(Help(self.keys))
 
     def do_bye(self, words: str) -> None:
         self.app.run_worker(self.app.action_quit())
@@ -219,7 +221,7 @@ class Deeds(Screen[None]):
             self.clear_selection()
 
     def action_interrupt(self) -> None:
-        """Ctrl+C: copies what is selected, else stops the reply, else clears the prompt, else says how to leave."""
+        """Copies what is selected, else stops the reply, else clears the prompt, else says how to leave."""
         if selected := self.get_selected_text() or self.prompt.selected_text:
             self.app.copy_to_clipboard(selected)
             self.clear_selection()
@@ -229,7 +231,18 @@ class Deeds(Screen[None]):
         elif self.prompt.text:
             self.prompt.put("")
         else:
-            self.tell("Ctrl+Q or Ctrl+D leaves.")
+            ways = [self.keys.hint(name, "") for name in ("leave", "leave_empty")]
+            self.tell(f"{' or '.join(way for way in ways if way) or '/bye'} leaves.")
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys that leave something behind do so only while nothing is written; else they are the prompt's."""
+        return not (action in {"close_if_empty", "leave_if_empty"} and self.is_mounted and self.prompt.text)
+
+    def action_close_if_empty(self) -> None:
+        self.do_close("")
+
+    def action_leave_if_empty(self) -> None:
+        self.do_bye("")
 
     def action_step(self, step: int) -> None:
         """The next or the previous session of the list."""

@@ -15,30 +15,10 @@ from textual.widgets.option_list import Option
 
 from ..chat.foreign import neutralise
 from .commands import COMMANDS
+from .keymap import Keys
+from .keys import ACTIONS, FIRST_SESSIONS, bound
 
 Hits = Sequence[tuple[str, str, str]]
-
-KEYS = (
-    ("Enter", "send"),
-    ("Alt+Enter, Ctrl+J, \\ Enter", "new line"),
-    ("Esc", "stop the reply; back to the prompt"),
-    ("Ctrl+C", "stop the reply, else clear the prompt"),
-    ("Ctrl+N", "new session"),
-    ("Ctrl+W", "take the session off the list"),
-    ("Ctrl+PgUp, Ctrl+PgDn, Alt+1..9", "go to another session"),
-    ("Ctrl+P", "every command by name"),
-    ("Ctrl+B, F2", "the list of sessions, the engine from inside"),
-    ("Ctrl+F", "search in all sessions"),
-    ("Ctrl+R", "make the last reply again"),
-    ("Ctrl+Y", "copy the last code block"),
-    ("Ctrl+T", "open or close thinking"),
-    ("Ctrl+G", "write in $EDITOR"),
-    ("Ctrl+O", "open what was pasted as a chip"),
-    ("Ctrl+Up, Ctrl+Down", "mark a turn: f forks, r retries, e edits, c copies"),
-    ("PgUp, PgDn", "scroll"),
-    ("Up in an empty prompt", "what was sent before"),
-    ("Ctrl+Q, Ctrl+D", "leave"),
-)
 
 
 class Dialog(ModalScreen[str | None]):
@@ -124,20 +104,41 @@ class Search(Dialog):
 
 
 class Help(Dialog):
-    """Every key and every command."""
+    """Every key in force and every command."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("f1,q,enter", "dismiss(None)", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bound("help", "dismiss(None)", priority=True),
+        Binding("q,enter", "dismiss(None)", show=False),
+    ]
+
+    def __init__(self, keys: Keys) -> None:
+        super().__init__()
+        self._keys = keys
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog -tall"):
             yield Static("Keys and commands", classes="dialog-head")
             with VerticalScroll():
-                yield Static(_table([*KEYS, ("", "")]))
+                yield Static(_table(_key_lines(self._keys)))
+                yield Static("At a marked turn", classes="dialog-part")
+                yield Static(_table(_key_lines(self._keys, at_turn=True)))
+                yield Static("By name", classes="dialog-part")
                 yield Static(_table([(f"/{one.name} {one.takes}", one.about) for one in COMMANDS]))
-            yield Static(
-                "Esc closes · Ctrl+W and Ctrl+D edit while something is written · // sends a slash",
-                classes="dialog-foot",
-            )
+            foot = "Esc closes · // sends a slash · `mlxpaged config set keys.ACTION KEY` changes a key"
+            yield Static(foot, classes="dialog-foot", markup=False)
+
+
+def _key_lines(keys: Keys, at_turn: bool = False) -> list[tuple[str, str]]:
+    """(keys, what they do) of every action that has one; the numbered sessions are one line where they are as usual."""
+    numbered = {f"session_{n}" for n in FIRST_SESSIONS}
+    usual = all(keys.by_action[name] == ACTIONS[name].keys for name in numbered)
+    lines = []
+    for name, action in ACTIONS.items():
+        if usual and name == "session_1":
+            lines.append(("Alt+1..9", "go to that session of the list"))
+        elif action.at_turn == at_turn and keys.by_action[name] and not (usual and name in numbered):
+            lines.append((keys.shown(name), action.about))
+    return lines
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> Content:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual.content import Content
 
 from ..chat.foreign import neutralise
+from .keymap import Keys
 from .state import SYMBOLS, Phase, Talk, Turn, in_words
 
 
@@ -17,7 +18,7 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def status_of(talk: Talk) -> Content:
+def status_of(talk: Talk, keys: Keys) -> Content:
     """What is happening to the reply that is being made."""
     phase, progress = talk.phase, talk.progress
     colour = {Phase.WRITING: "$success", Phase.READING: "$warning"}.get(phase, "$foreground-muted")
@@ -26,24 +27,22 @@ def status_of(talk: Talk) -> Content:
         words += f" · {progress.computed:,} of {progress.total:,} tokens"
         words += f" · {progress.cached:,} cached" if progress.cached else ""
     elif phase is Phase.WRITING:
-        words += f" · {talk.num_tokens:,} tokens · Esc stops"
+        words += f" · {talk.num_tokens:,} tokens · {keys.hint('stop', '/stop')} stops"
     return Content.assemble((f"{SYMBOLS[phase]} ", colour), (words, colour))
 
 
-def figures_of(turn: Turn) -> Content | None:
+def figures_of(turn: Turn, keys: Keys) -> Content | None:
     """How a reply went: its end where that needs a word, then its figures; None for a turn without either."""
     if turn.role != "assistant":
         return None
     parts: list[Content] = []
+    retry = keys.hint("retry", "/retry")
     if turn.state == "error":
         reason = neutralise(turn.error or "the reply broke off")
-        parts.append(Content.assemble((f"! {reason}", "$error"), (" · Ctrl+R retries", "$foreground-muted")))
+        parts.append(Content.assemble((f"! {reason}", "$error"), (f" · {retry} retries", "$foreground-muted")))
     elif turn.state == "interrupted":
-        parts.append(
-            Content.assemble(
-                ("‖ interrupted", "$warning"), (" · /continue goes on, Ctrl+R retries", "$foreground-muted")
-            )
-        )
+        on = f" · /continue goes on, {retry} retries"
+        parts.append(Content.assemble(("‖ interrupted", "$warning"), (on, "$foreground-muted")))
     elif turn.state == "stopped":
         parts.append(Content.styled("■ stopped", "$warning"))
     elif turn.finish == "length":

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
 from ..chat.foreign import neutralise
 from .commands import matching
+from .keymap import Keys
+from .keys import bound
 from .messages import Send
 
 CHIP_LINES, CHIP_CHARS = 20, 4096
@@ -22,13 +24,16 @@ CHIP_LINES, CHIP_CHARS = 20, 4096
 _CHIP = re.compile(r"\[pasted #(\d+): [\d,]+ lines?\]")
 
 
+_OWN = ("send", "new_line", "close_session", "leave_empty")
+"""Actions that depend on what is written: their keys wait for those typed before them, as no priority binding does."""
+
+
 class Prompt(TextArea):
     """A text that grows to ten lines, then scrolls. Enter sends; a paste never does."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "send", "send"),
-        Binding("ctrl+d", "leave", "leave", show=False),
-        Binding("ctrl+w", "close", "close", show=False),
+        bound("send", "send", "send"),
+        bound("new_line", "new_line"),
     ]
 
     @dataclass
@@ -37,10 +42,11 @@ class Prompt(TextArea):
 
         text: str
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
         super().__init__(placeholder="Ask anything", soft_wrap=True, show_line_numbers=False, compact=True)
         self.cursor_blink = False  # a blinking cursor would redraw an idle screen twice a second
         self.highlight_cursor_line = False
+        self._actions = {key: name for name in _OWN for key in keys.by_action[name]}
         self._pasted: list[str] = []
         self._sent: list[str] = []
         self._recalled: int | None = None
@@ -84,9 +90,13 @@ class Prompt(TextArea):
         self.insert_pasted(event.text)
 
     async def _on_key(self, event: events.Key) -> None:
-        match event.key:
-            case "alt+enter" | "shift+enter" | "ctrl+j":
-                self.insert("\n")
+        match self._actions.get(event.key, event.key):
+            case "send":
+                self.action_send()
+            case "new_line":
+                self.action_new_line()
+            case "close_session" | "leave_empty" as leave:
+                self._leave_or_edit(leave, event.key)
             case "tab" if found := matching(self.text):
                 self.put(f"/{found[0].name} ")
             case "backspace" if self._delete_chip():
@@ -95,8 +105,6 @@ class Prompt(TextArea):
                 pass
             case "down" if self._recalled is not None and self._recall(+1):
                 pass
-            case "enter":
-                self.action_send()
             case _:
                 self._recalled = None
                 return  # the text area's own handler follows
@@ -108,7 +116,7 @@ class Prompt(TextArea):
         self.post_message(self.Grew(self.text))
 
     def action_send(self) -> None:
-        """Enter: sends, or starts a new line behind a backslash."""
+        """Sends, or starts a new line behind a backslash."""
         row, column = self.cursor_location
         if self.document.get_line(row)[:column].endswith("\\"):
             self.replace("\n", (row, column - 1), (row, column))
@@ -117,19 +125,18 @@ class Prompt(TextArea):
             self.put("")  # at once: the next key may already be waiting
             self.post_message(Send(text))
 
-    def action_leave(self) -> None:
-        """Ctrl+D: leaves when nothing is written, else deletes to the right."""
-        if self.text:
-            self.action_delete_right()
-        else:
-            self.post_message(Send("/bye"))
+    def action_new_line(self) -> None:
+        """Starts a new line, whatever Enter does."""
+        self.insert("\n")
 
-    def action_close(self) -> None:
-        """Ctrl+W: takes the session off the list when nothing is written, else deletes a word."""
-        if self.text:
+    def _leave_or_edit(self, leave: str, key: str) -> None:
+        """What is written is never left behind; Ctrl+W and Ctrl+D then edit it, as in a shell."""
+        if not self.text:
+            self.post_message(Send("/close" if leave == "close_session" else "/bye"))
+        elif key == "ctrl+w":
             self.action_delete_word_left()
-        else:
-            self.post_message(Send("/close"))
+        elif key == "ctrl+d":
+            self.action_delete_right()
 
     def _delete_chip(self) -> bool:
         """Backspace behind a chip takes all of it."""

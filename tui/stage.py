@@ -6,6 +6,7 @@ from collections.abc import Container
 
 from textual.containers import Vertical
 
+from .keymap import Keys
 from .state import Talk
 from .transcript import Transcript
 
@@ -15,8 +16,9 @@ KEPT_TRANSCRIPTS = 6
 class Stage(Vertical):
     """The transcripts of the sessions looked at last; the newest is the one that is seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: Keys) -> None:
         super().__init__()
+        self._keys = keys
         self._transcripts: dict[str, Transcript] = {}
 
     def transcript_of(self, session_id: str) -> Transcript | None:
@@ -25,7 +27,7 @@ class Stage(Vertical):
 
     async def show(self, talk: Talk, known: Container[str]) -> None:
         """Puts a session in front. Those that are not `known` any more lose their widgets."""
-        transcript = self._transcripts.pop(talk.id, None) or Transcript(talk)
+        transcript = self._transcripts.pop(talk.id, None) or Transcript(talk, self._keys)
         self._transcripts[talk.id] = transcript
         if transcript.parent is None:
             await self.mount(transcript)

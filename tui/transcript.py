@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Click
+from textual.markup import escape
 from textual.message import Message
 from textual.widgets import Static
 
 from ..chat.foreign import neutralise
 from ..chat.sessions import CONTINUABLE
 from .figures import figures_of, status_of
+from .keymap import Keys
+from .keys import bound
 from .messages import CopyText, Edit, Fork, GoOn, Retry, Tell
 from .reply import ReplyBody, Thought
 from .state import Talk, Turn
@@ -29,39 +32,32 @@ SHOWN_AT_FIRST = 24
 SAID_LINES = 16
 """Lines of the person's own turn that are shown; more were pasted, and the person knows them."""
 
-WELCOME = """\
-[bold]A new session[/bold]
-
-Write below and press Enter. Every session is answered at the same time:
-[$primary]Ctrl+N[/] opens another while this one writes.
-
-[$primary]F1[/] keys   [$primary]Ctrl+P[/] commands   [$primary]F2[/] the engine from inside   [$primary]/[/] by name"""
-
 
 class Transcript(VerticalScroll):
     """The turns of one session, following the end until the person scrolls."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "mark(-1)", "turn up"),
-        Binding("down,j", "mark(1)", "turn down", show=False),
-        Binding("f", "fork", "fork here"),
-        Binding("r", "retry", "retry"),
-        Binding("e", "edit", "edit"),
-        Binding("c", "copy", "copy"),
-        Binding("o", "go_on", "continue", show=False),
-        Binding("home,g", "scroll_home", "start", show=False),
-        Binding("end,G", "follow", "end", show=False),
+        bound("turn_up", "mark(-1)", "turn up"),
+        bound("turn_down", "mark(1)"),
+        bound("turn_fork", "fork", "fork here"),
+        bound("turn_retry", "retry", "retry"),
+        bound("turn_edit", "edit", "edit"),
+        bound("turn_copy", "copy", "copy"),
+        bound("turn_continue", "go_on"),
+        bound("turn_first", "scroll_home"),
+        bound("turn_last", "follow"),
     ]
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Talk, keys: Keys) -> None:
         super().__init__()
         self.talk = talk
+        self._keys = keys
         self._views: dict[str, TurnView] = {}
         self._first = max(0, len(talk.turns or []) - SHOWN_AT_FIRST)
         self._marked: str | None = None
         self._one_at_a_time = asyncio.Lock()
         self._earlier = Steady("earlier")
-        self._welcome = Static(WELCOME, classes="welcome")
+        self._welcome = Static(_welcome(keys), classes="welcome")
 
     def compose(self) -> ComposeResult:
         yield self._welcome
@@ -163,7 +159,7 @@ class Transcript(VerticalScroll):
     async def _show(self, turn: Turn, index: int, counts: bool) -> None:
         view = self._views.get(turn.id)
         if view is None:
-            view = TurnView(turn)
+            view = TurnView(turn, self._keys)
             before = [one for one in self.children if isinstance(one, TurnView)]
             self._views[turn.id] = view
             await self.mount(view, before=before[index] if index < len(before) else None)
@@ -190,8 +186,9 @@ class TurnView(Vertical):
 
         turn_id: str
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: Turn, keys: Keys) -> None:
         super().__init__(classes=f"turn -{turn.role}")
+        self._keys = keys
         self._turn = turn
         self._body: ReplyBody | Static
         if turn.role == "assistant":
@@ -210,7 +207,7 @@ class TurnView(Vertical):
         turn = self._turn
         open_ = turn.state == "streaming"
         if counts or not open_:
-            foot = status_of(talk) if open_ else figures_of(turn)
+            foot = status_of(talk, self._keys) if open_ else figures_of(turn, self._keys)
             self._foot.display = bool(foot)
             self._foot.say(foot or Content(""))
         if isinstance(self._body, ReplyBody) and self._shown != (len(turn.text), turn.state):
@@ -224,6 +221,22 @@ class TurnView(Vertical):
     def on_click(self) -> None:
         if not self.screen.selections:
             self.post_message(self.Clicked(self._turn.id))
+
+
+def _welcome(keys: Keys) -> str:
+    """What an empty session says, as markup."""
+
+    def key(name: str, otherwise: str) -> str:
+        return f"[$primary]{escape(keys.hint(name, otherwise))}[/]"
+
+    return f"""\
+[bold]A new session[/bold]
+
+Write below and press {key("send", "the key for send")}. Every session is answered at the same time:
+{key("new_session", "/new")} opens another while this one writes.
+
+{key("help", "/help")} keys   {key("commands", "/")} commands   {key("engine", "/stats")} the engine from inside   \
+[$primary]/[/] by name"""
 
 
 def _shortened(text: str) -> Content:

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
+from ..tui.keymap import keys_from, known_action
 from .defaults import check_setting, flag_names
-from .settings import COMMANDS, OWN_KEYS, get_setting, parsed, set_setting, settings, settings_path
+from .exits import complain
+from .settings import COMMANDS, KEYS, OWN_KEYS, get_setting, key_settings, parsed, set_setting, settings, settings_path
 
 config = typer.Typer(
     name="config",
@@ -19,19 +21,27 @@ config = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="A flag's name, as in temperature, or chat.temperature.")]
+Key = Annotated[
+    str, typer.Argument(metavar="KEY", help="A flag's name, as in temperature or chat.temperature; or keys.ACTION.")
+]
 _SHELLS = ("bash", "zsh", "fish")
 
 
 @config.command("get")
 def get(
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="One of them [all].")] = None,
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="One of them [all]; `keys`: every key of the app.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON, for scripts.")] = False,
 ) -> None:
     """Print what is set."""
     if key is None:
         found = settings()
         print(json.dumps(found)) if as_json else _print_all(found)
+        return
+    if key == KEYS:
+        in_force = {name: ",".join(keys) for name, keys in keys_from(key_settings()).by_action.items()}
+        print(json.dumps(in_force)) if as_json else _print_all({KEYS: in_force})
         return
     value = get_setting(_known(key))
     if value is None:
@@ -54,6 +64,8 @@ def set_(
     if value is not None:
         check_setting(known, parsed(value))
     set_setting(known, value)
+    for line in keys_from(key_settings()).complaints if known.startswith(f"{KEYS}.") else ():
+        complain(line)
 
 
 @config.command("path")
@@ -83,11 +95,15 @@ def _print_all(found: dict[str, Any], before: str = "") -> None:
 
 
 def _known(key: str) -> str:
-    """The key with underscores; ConfigError where no command has such a flag."""
+    """The key with underscores; ConfigError where no command has such a flag, and the app no such action."""
     section, _, name = key.rpartition(".")
     name = name.removeprefix("--").replace("-", "_")
+    if section == KEYS:
+        return f"{section}.{known_action(name)}"
     if section and section not in COMMANDS:
-        raise ConfigError(f"{section!r} is no command with settings; write one of {', '.join(COMMANDS)} before the dot")
+        raise ConfigError(
+            f"{section!r} is no command with settings; write one of {', '.join((*COMMANDS, KEYS))} before the dot"
+        )
     flags = flag_names()
     if name not in (set().union(*flags.values(), OWN_KEYS) if not section else flags[section]):
         near = sorted(other for other in set().union(*flags.values()) if other.startswith(name[:3]))

@@ -9,8 +9,19 @@ from typing import Any
 import typer
 
 from ..errors import ConfigError
+from ..tui.keymap import keys_from, keys_of
 from .options import check_flag
-from .settings import COMMANDS, OWN_KEYS, defaults_by_command, model_folders, section_of, settings, settings_path
+from .settings import (
+    COMMANDS,
+    KEYS,
+    OWN_KEYS,
+    defaults_by_command,
+    key_settings,
+    model_folders,
+    section_of,
+    settings,
+    settings_path,
+)
 
 NEEDED_BY = frozenset({*COMMANDS, "bench", "load", "pull"})
 """Commands that do not start with a config.toml that is wrong; every other one works without it."""
@@ -24,6 +35,9 @@ def flag_names() -> dict[str, set[str]]:
 def check_setting(key: str, value: Any) -> None:
     """Raises ConfigError where no command that `key` (or `command.key`) is for can take `value`."""
     section, _, name = key.rpartition(".")
+    if section == KEYS:
+        keys_of(name, value)
+        return
     if name in OWN_KEYS:
         if not isinstance(value, list):
             raise ConfigError(f'{name} cannot be {value!r}: it must be a list such as ["~/my-models"]')
@@ -39,6 +53,8 @@ def check_file() -> None:
     for command in COMMANDS:
         defaults_for(command)
     model_folders()
+    if wrong := keys_from(key_settings()).complaints:
+        raise ConfigError(f"[keys] in {settings_path()}: {'; '.join(wrong)}")
 
 
 def defaults_for(command: str | None) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """config.toml: a person's own defaults for flags. Owns its keys, reading it and changing one line of it.
 
 A key is a flag's name with underscores: `temperature = 0.7` holds for every command that has --temperature, under a
-heading such as [chat] for that command only. A flag wins over its MLXPAGED_* variable, that over this file.
+heading such as [chat] for that command only. A flag wins over its MLXPAGED_* variable, that over this file. Under
+[keys] an action of the full-screen app has its key.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from ..errors import ConfigError
 COMMANDS = ("chat", "tui", "run", "serve")
 OWN_KEYS = ("model_folders",)
 """Keys that are no flags: folders in which `mlxpaged list` looks for more models."""
+
+
+KEYS = "keys"
+"""The heading of a person's own keys."""
 
 
 def settings_path() -> Path:
@@ -40,7 +45,9 @@ def settings() -> dict[str, Any]:
 def defaults_by_command() -> dict[str, dict[str, Any]]:
     """What each command's flags are by default, as click takes it."""
     found = settings()
-    common = {name: value for name, value in found.items() if not isinstance(value, dict) and name not in OWN_KEYS}
+    common = {
+        name: value for name, value in found.items() if not isinstance(value, dict) and name not in {*OWN_KEYS, KEYS}
+    }
     return {name: {**common, **section_of(found, name)} for name in COMMANDS} if found else {}
 
 
@@ -50,6 +57,11 @@ def model_folders() -> list[Path]:
     if not isinstance(folders, list):
         raise ConfigError(f'model_folders in {settings_path()} must be a list such as ["~/my-models"]')
     return [Path(str(folder)).expanduser() for folder in folders]
+
+
+def key_settings() -> dict[str, Any]:
+    """What is written under [keys], unchecked."""
+    return section_of(settings(), KEYS)
 
 
 def get_setting(key: str) -> Any:

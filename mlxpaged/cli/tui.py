@@ -15,6 +15,7 @@ from .exits import complain
 from .hangup import end_with_terminal
 from .options import SamplingFlags
 from .progress import LoadProgress
+from .settings import key_settings
 
 if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
@@ -71,7 +72,8 @@ def tui(
         async def connect(say: Callable[[str], None]) -> Link:
             return Link(opened, progress)
 
-        app = TuiApp(store, connect, session=session, theme=theme, system=system, params=flags.given())
+        given = flags.given()
+        app = TuiApp(store, connect, session=session, theme=theme, system=system, params=given, keys=key_settings())
         end_with_terminal(lambda: app.call_from_thread(app.exit))
         app.run()
     if app.rescued:

@@ -225,3 +225,37 @@ def test_what_comes_next_is_completed(environment: dict[str, str]) -> None:
             timeout=60,
         ).stderr
     )
+
+
+def test_keys_of_the_app_are_set_by_the_names_of_actions(program: Program, file: Path) -> None:
+    ended = program("config", "set", "keys.new-session", "ctrl+t")
+    assert (ended.code, ended.err) == (0, "mlxpaged: Ctrl+T is new_session now; thinking has no key: give it one\n")
+    assert file.read_text() == '[keys]\nnew_session = "ctrl+t"\n'
+    ended = program("config", "set", "keys.thinking", '["ctrl+n", "f7"]')
+    assert (ended.code, ended.err) == (0, "")
+    assert program("config", "get", "keys.new_session").out == "ctrl+t\n"
+    listed = program("config", "get", "keys").out
+    assert 'keys.new_session = "ctrl+t"\n' in listed and 'keys.search = "ctrl+f"\n' in listed
+    assert not settings_file().problem and program("run", "scripted", "x").code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "words"),
+    [
+        ("keys.new_sesion", "ctrl+t", "there is no action new_sesion for a key; there are send, new_line, "),
+        ("keys.new_session", "ctrl+nonsense", "which is no key; write one such as ctrl+t"),
+        ("keys.new_session", "n", "new_session cannot be n, which writes"),
+    ],
+)
+def test_a_key_that_cannot_be_is_not_set(program: Program, file: Path, key: str, text: str, words: str) -> None:
+    ended = program("config", "set", key, text)
+    assert ended.code == 2 and words in ended.err and ended.err.count("\n") == 1
+    assert not file.exists()
+
+
+def test_wrong_keys_in_the_file_stop_no_other_command_and_doctor_tells_them(program: Program, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text('[keys]\nnew_sesion = "ctrl+t"\n')
+    assert program("run", "scripted", "x").code == 0
+    found = settings_file()
+    assert found.problem and "there is no action new_sesion" in str(found.advice)

@@ -25,6 +25,8 @@ def test_from_the_first_key_to_the_last(terminal: Open) -> None:
     tui.type("three\r")
     shown = tui.until("You said: one")
     assert "three" in shown.rpartition("You said: one")[2]
+    tui.type("four five\x17six\x04\r")  # with something written Ctrl+W and Ctrl+D edit it
+    tui.until("You said: four six")
     tui.type("\x11")
     assert tui.ended() == 0
     assert b"\x1b[?1049h" in tui.raw and b"\x1b[?1049l" in tui.raw  # the screen from before is back
@@ -91,3 +93,18 @@ def test_wrong_use_is_said_before_the_screen_is_taken(program: Program, terminal
     tui = terminal("tui", "scripted", "--session", "nope", size=SIZE)
     tui.until("there is no session 'nope'")
     assert tui.ended() == 1 and b"\x1b[?1049h" not in tui.raw
+
+
+def test_keys_of_config_toml_hold_and_wrong_ones_are_told(
+    program: Program, terminal: Open, environment: dict[str, str]
+) -> None:
+    file = Path(environment["MLXPAGED_CONFIG"]) / "config.toml"
+    file.parent.mkdir()
+    file.write_text('[keys]\nnew_session = "alt+b"\nretri = "f7"\n')
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("Alt+B opens another")
+    tui.until("there is no action retri")
+    tui.type("\x1bb")
+    tui.until("New session", 3)  # the title, and two in the list
+    tui.type("\x11")
+    assert tui.ended() == 0
