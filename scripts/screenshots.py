@@ -101,7 +101,7 @@ async def shoot_tui(wide: Path, small: Path) -> None:
     from mlxpaged.sched.requests import SamplingParams
     from mlxpaged.tui.app import TuiApp
 
-    async def connect(say: object) -> Attached:
+    async def connect(model: str | None, say: object) -> Attached:
         return await attach("smollm2")
 
     other = await attach("smollm2")
@@ -110,7 +110,7 @@ async def shoot_tui(wide: Path, small: Path) -> None:
     async with app.run_test(size=TUI_SIZE) as pilot:
         chat = app._chat
         assert chat
-        await app.tracker.connection.ready()
+        await app.tracker.connections.first.ready()
 
         async def ask(text: str) -> None:
             chat.prompt.insert(text)

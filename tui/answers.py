@@ -20,7 +20,7 @@ from ..engine.events import Delta
 from ..errors import MlxpagedError, Unreachable
 from ..sched.requests import FinishReason, SamplingParams
 from .changes import Change, Changed
-from .connection import Connection
+from .connection import Connections
 from .state import Phase, Talk, Turn, phase_after
 
 _THINK = "enable_thinking"
@@ -30,9 +30,9 @@ _THINK = "enable_thinking"
 class Answers:
     """At most one reply of each session. All methods belong to the loop's thread."""
 
-    def __init__(self, store: Store, connection: Connection, changed: Changed, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, connections: Connections, changed: Changed, clock: Callable[[], float]) -> None:
         self._store = store
-        self._connection = connection
+        self._connections = connections
         self._changed = changed
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -40,7 +40,7 @@ class Answers:
 
     async def begin(self, talk: Talk) -> None:
         """Begins the reply to the last turn."""
-        engine = self._connection.engine
+        engine = self._connections.of(talk.model).engine
         draft = await asyncio.to_thread(self._store.reply, talk.id, engine.card.name if engine else None)
         turn = Turn(draft.id, "assistant", "", state="streaming")
         assert talk.turns is not None
@@ -92,8 +92,9 @@ class Answers:
             pass
         except MlxpagedError as error:
             if isinstance(error, Unreachable):
-                await self._connection.lost(in_use=bool(self._replies))
-                self._connection.say(str(error), failed=True)
+                connection = self._connections.of(talk.model)
+                await connection.lost(in_use=bool(self._replies))
+                connection.say(str(error), failed=True)
             last = Delta(finish=FinishReason.ERROR, error=str(error))
         finally:
             self._replies.pop(talk.id, None)
@@ -101,12 +102,13 @@ class Answers:
 
     async def _started(self, talk: Talk, messages: Messages) -> Reply:
         """The reply on its way; a server that went away meanwhile is looked for, or started, once more."""
-        engine = await self._connection.ready()
+        connection = self._connections.of(talk.model)
+        engine = await connection.ready()
         try:
             return await engine.backend.start(messages, sampling_of(engine.card, talk))
         except Unreachable:
-            await self._connection.lost(in_use=bool(self._replies))
-        engine = await self._connection.ready()
+            await connection.lost(in_use=bool(self._replies))
+        engine = await connection.ready()
         return await engine.backend.start(messages, sampling_of(engine.card, talk))
 
     async def _read(self, talk: Talk, turn: Turn, draft: ReplyDraft, reply: Reply) -> Delta:

@@ -4,7 +4,7 @@ screen's."""
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import ClassVar
@@ -30,6 +30,7 @@ class TuiApp(App[None]):
 
     `session`: what to open first, by id or title; None: a new one. `theme`: one of Textual's or ours; None: the one
     used last. `params`: sampling values of new sessions. `keys`: a person's own keys, by action.
+    `models`: where there are several, a new session is opened for each (`session` stands for the first one's).
     """
 
     CSS_PATH: ClassVar = ["chat_screen.tcss", "sidebar.tcss", "transcript.tcss", "details.tcss", "dialogs.tcss"]
@@ -50,11 +51,12 @@ class TuiApp(App[None]):
         system: str | None = None,
         params: dict[str, float] | None = None,
         keys: Mapping[str, object] | None = None,
+        models: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.keys = keys_from(keys or {})
         _teach_alt_keys(self.keys)
-        self.tracker = Tracker(store, connect, self._changed)
+        self.tracker = Tracker(store, connect, self._changed, models)
         self.rescued: str | None = None
         """A file that took what could not be saved; known once the app has ended."""
         self._first = store.find(session).id if session else None
@@ -70,13 +72,20 @@ class TuiApp(App[None]):
         self.theme = self._asked_theme or _remembered_theme(self.available_themes)
         self.theme_changed_signal.subscribe(self, lambda theme: _remember_theme(theme.name))
         await self.tracker.load()
-        first = self._first or self.tracker.new(system=self._system, params=self._params).id
+        first = self._open_sessions()
         self.set_keymap(self.keys.keymap)
         self._chat = ChatScreen(self.tracker, first, self.keys)
         await self.push_screen(self._chat)
         for line in self.keys.complaints:
             self.notify(line, title="[keys] of config.toml", severity="warning", timeout=15, markup=False)
         self.run_worker(self._greet())
+
+    def _open_sessions(self) -> str:
+        """New sessions in the order of the models, each with its own; the id of the one to show."""
+        first, others = self.tracker.connections.first, self.tracker.connections.others
+        for one in reversed(others):
+            self.tracker.new(one.model, self._system, self._params)
+        return self._first or self.tracker.new(first.model if others else None, self._system, self._params).id
 
     async def action_quit(self) -> None:
         """Stops what runs, saves, leaves."""
@@ -86,9 +95,15 @@ class TuiApp(App[None]):
     async def _greet(self) -> None:
         """Reaches the engine while the person may already write."""
         with suppress(MlxpagedError):
-            engine = await self.tracker.connection.ready()
+            engine = await self.tracker.connections.first.ready()
             if engine.link.notice:
                 self.notify(engine.link.notice, timeout=8, markup=False)
+        for one in self.tracker.connections.others:
+            if not one.engine and not one.note:  # nobody has asked it yet
+                try:
+                    await one.look()
+                except MlxpagedError as error:
+                    self.notify(f"{error}", title=f"No {one.model}", severity="error", timeout=15, markup=False)
 
     def _changed(self, session_id: str, change: Change) -> None:
         if self._chat:

@@ -83,7 +83,7 @@ class ChatScreen(Deeds, Screen[None]):
         self.editing: str | None = None
         interest = Interest(
             shown=lambda: self.query_one(Details).display,
-            engine=lambda: tracker.connection.engine,
+            engine=lambda: tracker.connection_of(self.talk).engine or tracker.connections.first.engine,
             busy=lambda: any(talk.phase.is_live for talk in self.talks),
         )
         self._looks = Looks(self, interest, self._draw_details)
@@ -158,15 +158,22 @@ class ChatScreen(Deeds, Screen[None]):
             await self.transcript.bring_up_to_date(counts)
 
     def _draw_bars(self) -> None:
-        talks, connection = self.talks, self.tracker.connection
-        self.query_one(Sidebar).show(talks, self.chosen)
-        model = connection.engine.card.name if connection.engine else None
+        talks, connection = self.talks, self.tracker.connection_of(self.talk)
+        self.query_one(Sidebar).show(talks, self.chosen, self._models())
+        model = connection.engine.card.name if connection.engine else connection.model
         self.query_one(TitleBar).show(self.talk, talks, model, connection.note, connection.failed)
         self._draw_hint()
         if self.tracker.problem != self._told:
             self._told = self.tracker.problem
             if self._told:
                 self.notify(self._told, title="Not saved", severity="warning", timeout=15, markup=False)
+
+    def _models(self) -> dict[str, str]:
+        """Session id -> its model's name where there are several to tell apart: the end of it, which differs most."""
+        if not self.tracker.connections.others:
+            return {}
+        names = {talk.id: self.tracker.connection_of(talk).model or "" for talk in self.talks}
+        return {session_id: name.rstrip("/").rpartition("/")[2] for session_id, name in names.items()}
 
     def _ended(self, talk: Talk) -> None:
         """A reply is complete: seen here, or worth a bell."""
@@ -193,14 +200,14 @@ class ChatScreen(Deeds, Screen[None]):
         self.query_one(HintBar).show(hint)
 
     def _context_share(self) -> float:
-        engine = self.tracker.connection.engine
+        engine = self.tracker.connection_of(self.talk).engine
         limit = engine.card.context_len if engine else None
         return self.talk.context_used / limit if limit else 0.0
 
     def _draw_details(self) -> None:
         if not self.query_one(Details).display:
             return
-        engine = self.tracker.connection.engine
+        engine = self.tracker.connection_of(self.talk).engine
         card = engine.card if engine else None
         view = View(self.talk, self.talks, card, self._looks.stats, list(self._looks.rates.values))
         self.query_one(Details).show(view)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from ..chat.backend import Backend, ModelCard
 from ..errors import MlxpagedError
+
+Result = TypeVar("Result")
 
 Say = Callable[[str], None]
 
@@ -23,13 +25,18 @@ class Link(Protocol):
     @property
     def notice(self) -> str: ...
 
+    async def look(self, on_status: Say) -> None:
+        """Raises MlxpagedError where the model cannot be had; loads nothing."""
+        ...
+
     async def ready(self, on_status: Say) -> ModelCard: ...
 
     async def close(self) -> None: ...
 
 
-Connect = Callable[[Say], Awaitable[Link]]
-"""Reaches a server, or starts one, saying meanwhile what it does. Raises MlxpagedError."""
+Connect = Callable[[str | None, Say], Awaitable[Link]]
+"""Reaches a server for a model (None: whichever it holds), or starts one, saying meanwhile what it does. Raises
+MlxpagedError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +53,10 @@ class Engine:
 
 
 class Connection:
-    """A link that is made when it is needed. `changed` is called whenever there is another engine or note."""
+    """A link for one model, made when it is needed. `changed` is called whenever there is another engine or note."""
 
-    def __init__(self, connect: Connect, changed: Callable[[], None]) -> None:
+    def __init__(self, model: str | None, connect: Connect, changed: Callable[[], None]) -> None:
+        self.model = model
         self.engine: Engine | None = None
         self.note = ""
         """What it is doing or why there is none; empty once a model answers."""
@@ -64,6 +72,10 @@ class Connection:
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._reach())
         return await asyncio.shield(self._connecting)
+
+    async def look(self) -> None:
+        """Finds out whether the model can be had, before anyone asks it something. Raises MlxpagedError."""
+        await self._linked(self._look)
 
     async def lost(self, in_use: bool) -> None:
         """The server went away: the next request connects again. `in_use`: others still read replies from it."""
@@ -85,17 +97,54 @@ class Connection:
                 await self.engine.link.close()
 
     async def _reach(self) -> Engine:
+        self.engine = await self._linked(self._made_ready)
+        self.say("")
+        return self.engine
+
+    async def _made_ready(self, link: Link) -> Engine:
+        return Engine(link, await link.ready(self.say))
+
+    async def _look(self, link: Link) -> None:
+        await link.look(self.say)
+        await link.close()
+        self.say("")
+
+    async def _linked(self, use: Callable[[Link], Awaitable[Result]]) -> Result:
         link: Link | None = None
         try:
             self.say("looking for a server")
-            link = await self._connect(self.say)
-            card = await link.ready(self.say)
+            link = await self._connect(self.model, self.say)
+            return await use(link)
         except BaseException as error:
             if link:
                 await link.close()
             if isinstance(error, MlxpagedError):
                 self.say(str(error), failed=True)
             raise
-        self.engine = Engine(link, card)
-        self.say("")
-        return self.engine
+
+
+class Connections:
+    """One for each of the app's models; the first one's is everybody's who asks for none of them."""
+
+    def __init__(self, models: Sequence[str], connect: Connect, changed: Callable[[], None]) -> None:
+        names: Sequence[str | None] = list(dict.fromkeys(models)) or [None]
+        self._by_model = {model: Connection(model, connect, changed) for model in names}
+
+    @property
+    def first(self) -> Connection:
+        """The one of the model that was named first, or of whichever the server holds."""
+        return next(iter(self._by_model.values()))
+
+    @property
+    def others(self) -> list[Connection]:
+        """Those of further models."""
+        return list(self._by_model.values())[1:]
+
+    def of(self, model: str | None) -> Connection:
+        """Where a session of this model is answered."""
+        return self._by_model.get(model, self.first)
+
+    async def close(self) -> None:
+        """Lets go of every server."""
+        for connection in self._by_model.values():
+            await connection.close()

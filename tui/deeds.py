@@ -74,7 +74,11 @@ class Deeds(Screen[None]):
     # -- commands ----------------------------------------------------------------------------------------------
 
     def do_new(self, words: str) -> None:
-        self.attempt(self.show_session(self.tracker.new(params=dict(self.talk.params)).id))
+        self.attempt(self.show_session(self._another().id))
+
+    def _another(self) -> Talk:
+        """An empty session that is answered as the one on the screen is."""
+        return self.tracker.new(self.tracker.connection_of(self.talk).model, params=dict(self.talk.params))
 
     def do_fork(self, words: str) -> None:
         self.transcript.action_fork()
@@ -140,7 +144,7 @@ class Deeds(Screen[None]):
         if session_id == self.chosen:
             ids = [talk.id for talk in self.talks]
             at = ids.index(session_id)
-            await self.show_session((ids[at + 1 :] or ids[:at][-1:] or [self.tracker.new().id])[0])
+            await self.show_session((ids[at + 1 :] or ids[:at][-1:] or [self._another().id])[0])
         await part(session_id)
 
     def do_system(self, words: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -41,9 +41,9 @@ class Sidebar(Vertical):
         yield self._head
         yield self._list
 
-    def show(self, talks: Sequence[Talk], chosen: str | None) -> None:
-        """Draws what has changed since the last time."""
-        lines = {talk.id: _lines(talk, position) for position, talk in enumerate(talks)}
+    def show(self, talks: Sequence[Talk], chosen: str | None, models: Mapping[str, str]) -> None:
+        """Draws what has changed since the last time. `models`: a name to show for sessions of that id."""
+        lines = {talk.id: _lines(talk, position, models.get(talk.id, "")) for position, talk in enumerate(talks)}
         if list(lines) != list(self._shown):
             self._list.clear_options()
             self._list.add_options(Option(prompt, id=session_id) for session_id, prompt in lines.items())
@@ -84,8 +84,8 @@ class SessionList(OptionList):
             self.post_message(Choose(event.option_id))
 
 
-def _lines(talk: Talk, position: int) -> Content:
-    """Two lines: the name behind a mark in the session's own hue, and what it is doing."""
+def _lines(talk: Talk, position: int, model: str) -> Content:
+    """Two lines: the name behind a mark in the session's own hue, and what it is doing and which model answers."""
     name = " ".join(neutralise(talk.name).split())
     colour = "$accent" if talk.unseen and talk.phase is Phase.IDLE else _COLOURS.get(talk.phase, "$foreground-disabled")
     weight = "bold" if talk.unseen or talk.phase.is_live else ""
@@ -95,4 +95,5 @@ def _lines(talk: Talk, position: int) -> Content:
         ("▎", hue_of(position)),
         (f"{SYMBOLS[talk.phase]} ", colour),
         (in_words(talk), colour),
+        (f" · {neutralise(model)}" if model else "", "$foreground-muted"),
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..chat.backend import ModelCard
@@ -20,7 +20,7 @@ from ..chat.sessions import CONTINUABLE
 from ..chat.store import Store
 from .answers import Answers, sampling_of
 from .changes import Change, Changed
-from .connection import Connect, Connection
+from .connection import Connect, Connection, Connections
 from .state import Talk, phase_after, talk_of, turn_of
 
 
@@ -32,13 +32,14 @@ class Tracker:
         store: Store,
         connect: Connect,
         changed: Changed,
+        models: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.talks: dict[str, Talk] = {}
-        self.connection = Connection(connect, lambda: changed("", Change.ENGINE))
+        self.connections = Connections(models, connect, lambda: changed("", Change.ENGINE))
         self._store = store
         self._changed = changed
-        self._answers = Answers(store, self.connection, changed, clock)
+        self._answers = Answers(store, self.connections, changed, clock)
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -55,6 +56,10 @@ class Tracker:
         self.talks = {talk.id: talk, **self.talks}
         self._changed(talk.id, Change.LIST)
         return talk
+
+    def connection_of(self, talk: Talk) -> Connection:
+        """Where a session is answered."""
+        return self.connections.of(talk.model)
 
     async def look_at(self, session_id: str) -> Talk:
         """The session with its turns, read from the store the first time."""
@@ -194,7 +199,7 @@ class Tracker:
     async def close(self) -> str | None:
         """Stops every reply and saves. The file unsaved sessions were rescued to, if any."""
         await self._answers.close()
-        await self.connection.close()
+        await self.connections.close()
         rescued = await asyncio.to_thread(self._store.close)
         return str(rescued) if rescued else None
 

@@ -88,6 +88,10 @@ class Attached:
             else:
                 raise ModelNotFound(f"the server at {self.backend.url} has no model; name one")
 
+    async def lists_model(self) -> bool:
+        """Whether the server names this face's model as one that it holds or would load."""
+        return _meant(await self._cards(), self._model) is not None
+
     async def close(self) -> None:
         """Let go of the server; it goes on for others, or ends itself when idle."""
         if self._pinging:

@@ -52,6 +52,9 @@ class OpenedLocally:
         await asyncio.wrap_future(self.loading)
         return (await self.backend.models())[0]
 
+    async def look(self) -> None:
+        """Nothing: what is wrong with a model is found by the load."""
+
     async def again(self) -> ModelCard:
         """The engine of this process does not go away."""
         return await self.ready()
@@ -99,17 +102,32 @@ class OpenedAttached:
     async def ready(self) -> ModelCard:
         """Waits until the model can answer there. Raises ModelNotFound, Unreachable, ConfigError, or what ended the
         server."""
+        if self._model and not self._url and self._attached is None and (missing := await self._missing(self._model)):
+            from ..chat.servers import records
+
+            if not records():  # a server may know it by a name of its own
+                raise missing
+        return await (await self._reached()).ready(self._progress.say)
+
+    async def look(self) -> None:
+        """Fetches the model where it is not on disk and reaches a server, but loads nothing. Raises ModelNotFound where
+        it is neither here nor there, and what `ready` raises."""
+        missing = await self._missing(self._model) if self._model and not self._url else None
+        attached = await self._reached()
+        if not await attached.lists_model():
+            raise missing or ModelNotFound(f"the server at {attached.backend.url} has no model {self._model}")
+
+    async def _reached(self) -> Attached:
+        """The tie to the server, made where there is none."""
         from ..chat.attach import Start, attach
 
         if self._attached is None:
-            if self._model and not self._url:
-                await self._fetched(self._model)
             start = Start(flags=self._flags)
             self._attached = await attach(self._model, self._url, self._api_key, start, self._progress.say)
             self.started, self.notice = self._attached.started, self._attached.notice
             if self._flags and not self.started:
                 self.notice += f" It runs already, so {' '.join(self._flags)} changes nothing there."
-        return await self._attached.ready(self._progress.say)
+        return self._attached
 
     async def again(self) -> ModelCard:
         """After the server went away: `ready` from the beginning."""
@@ -133,14 +151,13 @@ class OpenedAttached:
         if attached:
             await attached.close()
 
-    async def _fetched(self, model: str) -> None:
-        from ..chat.servers import records
-
+    async def _missing(self, model: str) -> ModelNotFound | None:
+        """Fetches a model that is not on this disk; why that was in vain."""
         try:
             await asyncio.wrap_future(in_a_daemon_thread(lambda: fetch_model(model, self._progress)))
-        except ModelNotFound:
-            if not records():  # a server may know it by a name of its own
-                raise
+        except ModelNotFound as error:
+            return error
+        return None
 
 
 Opened = OpenedLocally | OpenedAttached

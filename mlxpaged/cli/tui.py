@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
     from .compose import Opened
 
+Result = TypeVar("Result")
+
 LOOK_S = 0.25
 """How often the progress of a fetch or a load is looked at."""
 
@@ -34,8 +38,14 @@ Ephemeral = Annotated[
 ThemeName = Annotated[str | None, typer.Option("--theme", envvar="MLXPAGED_THEME", help="Colours [the last used].")]
 
 
+MoreModels = Annotated[
+    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Further ones; a session is opened for each.")
+]
+
+
 def tui(
     model: options.OptionalModelArgument = None,
+    also: MoreModels = None,
     session: SessionName = None,
     theme: ThemeName = None,
     ephemeral: Ephemeral = False,
@@ -65,15 +75,22 @@ def tui(
     from . import compose
 
     server_flags = options.as_flags(dtype=dtype, ctx=ctx, memory_budget=memory_budget, attention=attention)
-    progress = LoadProgress()
+    named = _model(model, url)
+    models = [named, *(also or ())] if named else []
     store = Store(None) if ephemeral else Store.open()
-    with compose.opened_for_chat(_model(model, url), url, api_key, server_flags, progress) as opened:
+    with ExitStack() as ends:
+        links: dict[str | None, Link] = {}
 
-        async def connect(say: Callable[[str], None]) -> Link:
-            return Link(opened, progress)
+        async def connect(model: str | None, say: Callable[[str], None]) -> Link:
+            if model not in links:
+                progress = LoadProgress()
+                flags = (*server_flags, *_listed([one for one in models if one != model]))
+                opened = compose.opened_for_chat(model, url, api_key, flags, progress)
+                links[model] = Link(ends.enter_context(opened), progress)
+            return links[model]
 
         given = flags.given()
-        app = TuiApp(store, connect, session=session, theme=theme, system=system, params=given, keys=key_settings())
+        app = TuiApp(store, connect, session, theme, system, given, key_settings(), models)
         end_with_terminal(lambda: app.call_from_thread(app.exit))
         app.run()
     if app.rescued:
@@ -98,11 +115,19 @@ class Link:
         """One line on where the answers come from."""
         return self._opened.notice
 
+    async def look(self, on_status: Callable[[str], None]) -> None:
+        """Fetches the model where it has to be, and finds out whether the server would load it."""
+        await self._told(self._opened.look(), on_status)
+
     async def ready(self, on_status: Callable[[str], None]) -> ModelCard:
-        """Waits until the model can answer, saying meanwhile how far it is."""
+        """Waits until the model can answer."""
+        return await self._told(self._opened.ready(), on_status)
+
+    async def _told(self, work: Coroutine[Any, Any, Result], on_status: Callable[[str], None]) -> Result:
+        """The result of `work`; says meanwhile how far it is."""
         import asyncio
 
-        waiting = asyncio.ensure_future(self._opened.ready())
+        waiting = asyncio.ensure_future(work)
         try:
             while not waiting.done():
                 on_status(self._progress.in_words())
@@ -114,6 +139,12 @@ class Link:
     async def close(self) -> None:
         """Lets go of the server, which goes on for others."""
         await self._opened.close()
+
+
+def _listed(models: Sequence[str]) -> tuple[str, ...]:
+    """Flags for a server that is started: what it finds by no name of its own, folders and files, it has to be told."""
+    paths = [Path(model).expanduser() for model in models]
+    return tuple(word for path in paths if path.exists() for word in ("--also", str(path.resolve())))
 
 
 def _model(named: str | None, url: str | None) -> str | None:

@@ -18,6 +18,7 @@ import psutil
 import pyte
 import pytest
 
+from mlxpaged.chat.servers import ServerRecord, records
 from mlxpaged.cli import compose
 from mlxpaged.cli.app import run_command_line
 from tests.cli.program import scripted_chat, scripted_engine
@@ -104,6 +105,15 @@ def kill_server(pid: int) -> None:
         for process in (*parent.children(recursive=True), parent):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+
+
+@pytest.fixture
+def servers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[ServerRecord]]]:
+    """The servers that faces of this test started; whatever is left of them is ended."""
+    monkeypatch.setenv("MLXPAGED_STATE", environment["MLXPAGED_STATE"])
+    yield records
+    for record in records():
+        kill_server(record.pid)
 
 
 class Terminal:

@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mlxpaged.chat.servers import ServerRecord, records
+from mlxpaged.chat.servers import ServerRecord
 from mlxpaged.chat.sessions import Message
 from mlxpaged.chat.store import Store
 from tests.cli.conftest import Program, Terminal, kill_server
@@ -26,15 +26,6 @@ Open = Callable[..., Terminal]
 @pytest.fixture
 def store(environment: dict[str, str]) -> Callable[[], Store]:
     return lambda: Store(Path(environment["MLXPAGED_DATA"]) / "sessions.db")
-
-
-@pytest.fixture
-def servers(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[ServerRecord]]]:
-    """The servers that chats of this test started; whatever is left of them is ended."""
-    monkeypatch.setenv("MLXPAGED_STATE", environment["MLXPAGED_STATE"])
-    yield records
-    for record in records():
-        kill_server(record.pid)
 
 
 def talk(chat: Terminal, text: str, count: int = 1) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mlxpaged.chat.servers import ServerRecord
 from mlxpaged.chat.store import Store
 from tests.cli.conftest import Program, Terminal
 
@@ -106,5 +107,34 @@ def test_keys_of_config_toml_hold_and_wrong_ones_are_told(
     tui.until("there is no action retri")
     tui.type("\x1bb")
     tui.until("New session", 3)  # the title, and two in the list
+    tui.type("\x11")
+    assert tui.ended() == 0
+
+
+def test_each_model_has_its_session_and_a_missing_one_costs_only_its_own(terminal: Open) -> None:
+    tui = terminal("tui", "scripted", "missing", "untemplated", size=SIZE)
+    tui.until("new · untemplated")
+    tui.type("hello\r")
+    tui.until("You said: hello")
+    tui.type("\x1b2")
+    tui.type("hello\r")
+    tui.until("no model at 'missing'")
+    tui.type("\x1b1")
+    tui.until("You said: hello")
+    tui.type("\x11")
+    assert tui.ended() == 0
+
+
+def test_a_server_is_told_of_folders_and_asked_for_names(
+    terminal: Open, servers: Callable[[], list[ServerRecord]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    tui = terminal("tui", "scripted", str(folder), "nowhere", size=SIZE, ATTACHES="1")
+    tui.until("No nowhere")  # the server that was started has no such model
+    tui.type("\x1b2")
+    tui.type("hello\r")
+    tui.until("You said: hello")
+    assert len(servers()) == 1
     tui.type("\x11")
     assert tui.ended() == 0

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from mlxpaged.chat.backend import LocalBackend, ModelCard
 from mlxpaged.chat.store import Store
-from mlxpaged.errors import Unreachable
+from mlxpaged.errors import ModelNotFound, Unreachable
 from mlxpaged.tui.app import TuiApp
 from mlxpaged.tui.chat_screen import ChatScreen
 from mlxpaged.tui.state import Talk
@@ -23,12 +23,18 @@ from tests.scripted import ScriptedService
 class ScriptedLink:
     """A tie to a scripted engine of this process, as `attach` would give it."""
 
-    def __init__(self, service: ScriptedService, notice: str = "") -> None:
+    def __init__(self, service: ScriptedService, notice: str = "", missing: str | None = None) -> None:
         self.backend = LocalBackend(service)
         self.notice = notice
         self.closed = False
+        self._missing = missing
+
+    async def look(self, on_status: Callable[[str], None]) -> None:
+        if self._missing:
+            raise ModelNotFound(f"no model at {self._missing!r}")
 
     async def ready(self, on_status: Callable[[str], None]) -> ModelCard:
+        await self.look(on_status)
         return (await self.backend.models())[0]
 
     async def close(self) -> None:
@@ -36,18 +42,22 @@ class ScriptedLink:
 
 
 class Doors:
-    """Connects to the engine; `shut` makes it unreachable from then on."""
+    """Connects to the engine; `shut` makes it unreachable from then on. `others` are the engines of further models by
+    name; `missing` are names of none."""
 
     def __init__(self, service: ScriptedService, notice: str = "") -> None:
         self.shut = False
+        self.others: dict[str | None, ScriptedService] = {}
+        self.missing: set[str | None] = set()
         self.opened = 0
         self._service, self._notice = service, notice
 
-    async def __call__(self, say: Callable[[str], None]) -> ScriptedLink:
+    async def __call__(self, model: str | None, say: Callable[[str], None]) -> ScriptedLink:
         if self.shut:
             raise Unreachable("no server answers at http://127.0.0.1:8642; start one with `mlxpaged serve`")
         self.opened += 1
-        return ScriptedLink(self._service, self._notice)
+        missing = model if model in self.missing else None
+        return ScriptedLink(self.others.get(model, self._service), self._notice, missing)
 
 
 @dataclass
@@ -116,14 +126,15 @@ async def running(
     service: ScriptedService,
     size: tuple[int, int] = (120, 40),
     store: Store | None = None,
+    doors: Doors | None = None,
     **more: Any,
 ) -> AsyncIterator[Rig]:
     store = store or Store(None)
-    doors = Doors(service)
+    doors = doors or Doors(service)
     app = TuiApp(store, doors, **more)
     async with app.run_test(size=size, notifications=True) as pilot:
         rig = Rig(app, pilot, service, doors, store)
-        await rig.until(lambda: app.tracker.connection.engine or app.tracker.connection.note)
+        await rig.until(lambda: app.tracker.connections.first.engine or app.tracker.connections.first.note)
         await rig.drawn()
         yield rig
     service.close()

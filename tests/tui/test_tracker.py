@@ -216,13 +216,13 @@ def test_an_unreachable_server_keeps_the_turn_and_a_retry_connects_again() -> No
         await case.tracker.send(talk.id, "hello?")
         await case.until(lambda: talk.phase is Phase.ERROR)
         assert talk.turns and "no server answers" in str(talk.turns[-1].error)
-        assert case.tracker.connection.failed
+        assert case.tracker.connections.first.failed
         assert case.store.messages(talk.id)[0].content == "hello?"
         case.doors.shut = False
         await case.tracker.retry(talk.id)
         await case.until(lambda: case.service.submitted)
         await case.finished(talk.id)
-        assert talk.turns[-1].text == "Hello" and not case.tracker.connection.note
+        assert talk.turns[-1].text == "Hello" and not case.tracker.connections.first.note
 
     run(test)
 
