@@ -25,6 +25,7 @@ class Dialog(ModalScreen[str | None]):
     """A box in the middle; Esc closes it without an answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "close", show=False)]
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (15, "-high")]  # noqa: RUF012 - the base class declares it so
 
 
 class Question(Dialog):
@@ -124,7 +125,7 @@ class Help(Dialog):
                 yield Static(_table(_key_lines(self._keys, at_turn=True)))
                 yield Static("By name", classes="dialog-part")
                 yield Static(_table([(f"/{one.name} {one.takes}", one.about) for one in COMMANDS]))
-            foot = "Esc closes · // sends a slash · `mlxpaged config set keys.ACTION KEY` changes a key"
+            foot = "Esc closes · // sends a slash · [keys] in config.toml changes keys"
             yield Static(foot, classes="dialog-foot", markup=False)
 
 
@@ -134,7 +135,7 @@ def _key_lines(keys: Keys, at_turn: bool = False) -> list[tuple[str, str]]:
     usual = all(keys.by_action[name] == ACTIONS[name].keys for name in numbered)
     lines = []
     for name, action in ACTIONS.items():
-        if usual and name == "session_1":
+        if usual and name == "session_1" and not at_turn:
             lines.append(("Alt+1..9", "go to that session of the list"))
         elif action.at_turn == at_turn and keys.by_action[name] and not (usual and name in numbered):
             lines.append((keys.shown(name), action.about))

@@ -28,11 +28,11 @@ ACTIONS: Mapping[str, KeyAction] = {
     action.name: action
     for action in (
         KeyAction("send", ("enter",), "send"),
-        KeyAction("new_line", ("alt+enter", "ctrl+j", "shift+enter"), "new line; so does Enter behind a \\"),
+        KeyAction("new_line", ("alt+enter", "ctrl+j", "shift+enter"), "new line; so does \\ Enter"),
         KeyAction("stop", ("escape",), "stop the reply; back to the prompt"),
-        KeyAction("interrupt", ("ctrl+c",), "copy what is selected, else stop the reply, else clear the prompt"),
+        KeyAction("interrupt", ("ctrl+c",), "copy what is selected, stop or clear"),
         KeyAction("new_session", ("ctrl+n",), "new session"),
-        KeyAction("close_session", ("ctrl+w",), "take the session off the list, when nothing is written"),
+        KeyAction("close_session", ("ctrl+w",), "off the list, when nothing is written"),
         KeyAction("next_session", ("ctrl+pagedown",), "the next session"),
         KeyAction("previous_session", ("ctrl+pageup",), "the session before"),
         *(KeyAction(f"session_{n}", (f"alt+{n}",), f"session {n} of the list") for n in FIRST_SESSIONS),

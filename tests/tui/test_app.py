@@ -339,6 +339,20 @@ def test_small_terminals_lose_the_panes_first(size: tuple[int, int], sidebar: bo
     run(test)
 
 
+def test_help_is_readable_in_a_small_terminal() -> None:
+    async def test() -> None:
+        async with running(scripted("ok"), size=(80, 24)) as rig:
+            await rig.press("f1")
+            lines = [line.strip(" │").split() for line in rig.text().splitlines()]
+            assert ["Ctrl+C", "copy", "what", "is", "selected,", "stop", "or", "clear"] in lines
+            assert "Esc closes · // sends a slash · [keys] in config.toml changes keys" in rig.text()
+            await rig.pilot.resize_terminal(40, 10)
+            await rig.drawn()
+            assert "Keys and commands" in rig.text() and "Ctrl+J" in rig.text() and "Esc closes" not in rig.text()
+
+    run(test)
+
+
 def test_resizing_while_it_writes_loses_nothing() -> None:
     async def test() -> None:
         words = [f"word{number} " for number in range(120)]
@@ -413,7 +427,7 @@ def test_an_unreachable_server_is_one_clear_line_and_nothing_typed_is_lost() -> 
     async def test() -> None:
         async with running(scripted("hi")) as rig:
             rig.doors.shut = True
-            rig.app.tracker.connection.engine = None
+            rig.app.tracker.connections.first.engine = None
             await rig.type("are you there?")
             await rig.press("enter")
             await rig.until(lambda: rig.talk.phase is Phase.ERROR)
@@ -577,7 +591,7 @@ def test_leaving_closes_the_link_and_saves() -> None:
         async with running(scripted("One ", "two")) as rig:
             await rig.send("x")
             rig.service.step()
-            engine = rig.app.tracker.connection.engine
+            engine = rig.app.tracker.connections.first.engine
             await rig.pilot.press("ctrl+q")
             await rig.until(lambda: rig.service.num_cancelled)
             rig.service.step()
