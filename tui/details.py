@@ -20,7 +20,7 @@ from ..chat.foreign import neutralise
 from ..engine.events import EngineStats, RowStats
 from .figures import count
 from .pool import Owner, owners_of, picture_of
-from .state import Talk, Turn
+from .state import Talk, Turn, queued_in_words
 from .steady import Steady
 from .themes import hue_of
 
@@ -254,7 +254,7 @@ def _rows(view: View, owners: Mapping[int, str], hues: Mapping[str, str], width:
 def _doing(row: RowStats) -> str:
     match row.state:
         case "queued":
-            return "queued"
+            return queued_in_words(row.queue_position)
         case "prefill":
             return f"reading {row.computed_tokens / max(row.prompt_tokens, 1):.0%}"
     return f"{count(row.completion_tokens)} tok · {row.num_blocks} bl"

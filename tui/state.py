@@ -155,6 +155,13 @@ def phase_after(talk: Talk) -> Phase:
     return states.get(last.state, Phase.IDLE) if last else Phase.IDLE
 
 
+def queued_in_words(ahead: int | None) -> str:
+    """A request that waits, and for how many others, where the engine tells."""
+    if ahead is None:
+        return "queued"
+    return f"queued, {ahead} ahead" if ahead else "queued, next"
+
+
 def in_words(talk: Talk) -> str:
     """What a session is doing, in a word or two and without its symbol."""
     match talk.phase:
@@ -162,6 +169,8 @@ def in_words(talk: Talk) -> str:
             return f"{talk.rate.per_s:.0f} tok/s" if talk.rate.per_s else "writing"
         case Phase.READING if talk.progress and talk.progress.total:
             return f"reading {talk.progress.computed / talk.progress.total:.0%}"
+        case Phase.QUEUED if talk.progress:
+            return queued_in_words(talk.progress.queue_position)
         case Phase.WAITING:
             return "waiting for the model"
         case Phase.IDLE if talk.busy:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mlxpaged.chat.store import Store
-from mlxpaged.engine.events import Delta
+from mlxpaged.engine.events import Delta, Progress
 from mlxpaged.sched.requests import FinishReason, SamplingParams
 from mlxpaged.tui import frames, pace
 from mlxpaged.tui.changes import Change
@@ -81,6 +82,37 @@ def test_eight_sessions_write_at_once_and_only_one_is_drawn() -> None:
             assert "Re: session0 word" in rig.text()
             await finish(rig)
             assert rig.text().count("done, unread") == 7
+
+    run(test)
+
+
+def test_a_session_that_waits_for_others_says_how_many_go_before_it() -> None:
+    async def test() -> None:
+        places = [Delta(progress=Progress(0, 9, 0, queue_position=place)) for place in (3, 1)]
+        async with running(ScriptedService(lambda *_: [*places, *says("ok")], manual=True)) as rig:
+            await rig.send("x")
+            await rig.step()
+            assert rig.text().count("○ queued, 3 ahead") == 2  # in the list and under the turn
+            await rig.step()
+            assert rig.text().count("○ queued, 1 ahead") == 2
+            await finish(rig)
+            assert "ahead" not in rig.text()
+
+    run(test)
+
+
+def test_the_pane_of_the_engine_tells_the_place_of_a_request_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        service = ScriptedService(echo, manual=True)
+        stats = service.stats
+        queued = {"state": "queued", "queue_position": 3}
+        monkeypatch.setattr(
+            service, "stats", lambda: replace(stats(), rows=tuple(replace(row, **queued) for row in stats().rows))
+        )
+        async with running(service, size=(160, 45)) as rig:
+            await rig.send("x")
+            await rig.until(lambda: "queued, 3 ahead" in rig.text())
+            await finish(rig)
 
     run(test)
 

@@ -100,7 +100,8 @@ def test_two_sessions_are_answered_at_once_and_apart() -> None:
 
 def test_phases_follow_the_engine() -> None:
     async def test() -> None:
-        script = [Delta(progress=Progress(0, 8, 0)), Delta(progress=Progress(4, 8, 2)), *says("Hi")]
+        waiting = [Delta(progress=Progress(0, 8, 0, place)) for place in (3, 0)]
+        script = [*waiting, Delta(progress=Progress(0, 8, 0)), Delta(progress=Progress(4, 8, 2)), *says("Hi")]
         case = Case(ScriptedService(lambda *_: script, manual=True))
         talk = case.tracker.new()
         await case.asked(talk.id, "x")
@@ -109,10 +110,14 @@ def test_phases_follow_the_engine() -> None:
             case.service.step()
             await asyncio.sleep(0.01)
             seen.append((talk.phase, in_words(talk)))
-        assert seen[0] == (Phase.QUEUED, "queued")
-        assert seen[1] == (Phase.READING, "reading 50%")
-        assert seen[2][0] is Phase.WRITING
-        assert seen[3][0] is Phase.IDLE
+        assert [words for phase, words in seen if phase is Phase.QUEUED] == [
+            "queued, 3 ahead",
+            "queued, next",
+            "queued",
+        ]
+        assert seen[3] == (Phase.READING, "reading 50%")
+        assert seen[4][0] is Phase.WRITING
+        assert seen[5][0] is Phase.IDLE
 
     run(test)
 
