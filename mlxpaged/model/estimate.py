@@ -20,9 +20,10 @@ from .memory import machine
 from .memplan import MemoryPlan, Need, Wish, Work, is_fused, plan_memory, refusal
 from .sources import ModelSource
 
-CPU_STEP_BUDGET, CPU_LEAST, CPU_STEP_S = 64, 16, 0.4
+CPU_STEP_BUDGET, CPU_LEAST, CPU_STEP_S = 64, 16, 1.0
 """On a CPU a step takes 64 tokens, and down to 16 where that many take longer than so many seconds: its attention over
-4000 tokens of context is slow, and a reply beside it would come in jerks of over a second."""
+long contexts is slow, and a reply beside it would come in jerks. No less than a second: a machine that is busy for a
+while would else compute its prompts in steps so small that they take twice as long."""
 _CPU_CONTEXTS = 4
 """On a CPU the pool holds so many full contexts at most, unless --memory-budget says otherwise."""
 
