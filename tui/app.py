@@ -103,7 +103,9 @@ class TuiApp(App[None]):
                 try:
                     await one.look()
                 except MlxpagedError as error:
-                    self.notify(f"{error}", title=f"No {one.model}", severity="error", timeout=15, markup=False)
+                    self.notify(
+                        f"{error}", title=f"{one.model} is not there", severity="error", timeout=15, markup=False
+                    )
 
     def _changed(self, session_id: str, change: Change) -> None:
         if self._chat:

@@ -102,17 +102,16 @@ class OpenedAttached:
     async def ready(self) -> ModelCard:
         """Waits until the model can answer there. Raises ModelNotFound, Unreachable, ConfigError, or what ended the
         server."""
-        if self._model and not self._url and self._attached is None and (missing := await self._missing(self._model)):
-            from ..chat.servers import records
-
-            if not records():  # a server may know it by a name of its own
-                raise missing
-        return await (await self._reached()).ready(self._progress.say)
+        missing = await self._missing() if self._attached is None else None
+        try:
+            return await (await self._reached()).ready(self._progress.say)
+        except ModelNotFound as error:
+            raise missing or error from None
 
     async def look(self) -> None:
         """Fetches the model where it is not on disk and reaches a server, but loads nothing. Raises ModelNotFound where
         it is neither here nor there, and what `ready` raises."""
-        missing = await self._missing(self._model) if self._model and not self._url else None
+        missing = await self._missing()
         attached = await self._reached()
         if not await attached.lists_model():
             raise missing or ModelNotFound(f"the server at {attached.backend.url} has no model {self._model}")
@@ -151,13 +150,25 @@ class OpenedAttached:
         if attached:
             await attached.close()
 
-    async def _missing(self, model: str) -> ModelNotFound | None:
-        """Fetches a model that is not on this disk; why that was in vain."""
+    async def _missing(self) -> ModelNotFound | None:
+        """Fetches a model that is not on this disk; why that was in vain. Raises it where no server runs: one may know
+        the model by a name of its own."""
+        model = self._model
+        if model is None or self._url:
+            return None
         try:
             await asyncio.wrap_future(in_a_daemon_thread(lambda: fetch_model(model, self._progress)))
         except ModelNotFound as error:
+            if not _servers():
+                raise
             return error
         return None
+
+
+def _servers() -> bool:
+    from ..chat.servers import records
+
+    return bool(records())
 
 
 Opened = OpenedLocally | OpenedAttached

@@ -131,7 +131,7 @@ def test_a_server_is_told_of_folders_and_asked_for_names(
     folder = tmp_path / "weights"
     folder.mkdir()
     tui = terminal("tui", "scripted", str(folder), "nowhere", size=SIZE, ATTACHES="1")
-    tui.until("No nowhere")  # the server that was started has no such model
+    tui.until("nowhere is not there")  # the server that was started has no such model
     tui.type("\x1b2")
     tui.type("hello\r")
     tui.until("You said: hello")

@@ -66,7 +66,9 @@ def test_a_missing_model_is_told_at_once_and_the_others_answer() -> None:
     async def test() -> None:
         service, doors = three()
         async with running(service, doors=doors, models=NAMES, size=(160, 45)) as rig:
-            await rig.until(lambda: "No maker/none" in rig.text() and "no model at 'maker/none'" in rig.text())
+            await rig.until(
+                lambda: "maker/none is not there" in rig.text() and "no model at 'maker/none'" in rig.text()
+            )
             assert "!" not in rig.text().splitlines()[0]
             assert await said(rig, "who?") == "I am maker/small."
             await rig.press("alt+3")
