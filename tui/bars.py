@@ -11,7 +11,7 @@ from textual.content import Content
 from ..chat.foreign import neutralise
 from .commands import Command
 from .keymap import Keys
-from .state import Talk
+from .state import Phase, Talk
 from .steady import Steady
 
 HINTED = 7
@@ -39,7 +39,12 @@ class TitleBar(Horizontal):
             )
         live = [talk for talk in talks if talk.phase.is_live]
         rate = sum(talk.rate.per_s for talk in live)
-        parts = [Content.styled(f"{len(live)} writing · {rate:.0f} tok/s", "$success")] if live else []
+        writing = sum(talk.phase is Phase.WRITING for talk in live)
+        counts = [
+            f"{number} {word}" for number, word in ((writing, "writing"), (len(live) - writing, "waiting")) if number
+        ]
+        words = ", ".join(counts) + (f" · {rate:.0f} tok/s" if writing else "")
+        parts = [Content.styled(words, "$success")] if live else []
         parts += [Content.styled(neutralise(model), "$foreground-muted")] if model else []
         return Content.styled("  │  ", "$foreground-disabled").join(parts)
 

@@ -95,6 +95,7 @@ def test_a_session_that_waits_for_others_says_how_many_go_before_it() -> None:
             assert rig.text().count("○ queued, 3 ahead") == 2  # in the list and under the turn
             await rig.step()
             assert rig.text().count("○ queued, 1 ahead") == 2
+            assert "1 waiting  │  scripted" in rig.text().splitlines()[0]
             await finish(rig)
             assert "ahead" not in rig.text()
 
