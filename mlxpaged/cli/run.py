@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
+import stat
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from ..chat.backend import Backend, Reply
     from ..engine.events import Delta, ModelInfo
 
+_PATIENCE_S = 2.0
+"""A pipe that nobody has written to for so long may be one that nobody will ever write to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -34,7 +40,9 @@ class Question:
 
 def run(
     model: options.ModelArgument,
-    prompt: Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The prompt [read from stdin].")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="What to ask; a piped stdin goes before it.")
+    ] = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -49,7 +57,11 @@ def run(
     memory_budget: options.MemoryBudget = None,
     attention: options.AttentionFlag = "auto",
 ) -> int:
-    """Answer one prompt and leave."""
+    """Answer one prompt and leave.
+
+    Text that is piped in is the prompt. With a PROMPT beside it the text goes first, then a blank line, then PROMPT:
+    cat notes.txt | mlxpaged run smollm2 "Summarise this."
+    """
     import asyncio
 
     from .compose import opened_locally
@@ -70,19 +82,36 @@ def run(
 
 
 def _prompt_text(argument: str | None, raw: bool) -> str:
-    """The prompt as given, or all of stdin (its last line break is no part of a question); ConfigError when empty."""
+    """The prompt as given after what is piped in, or all of stdin (its last line break is no part of a question);
+    ConfigError when empty."""
     if argument is None and sys.stdin.isatty():
         complain("reading the prompt from the keyboard; Ctrl-D ends it")
     try:
         # Bytes, so that no locale decides what they mean; an argument's stray bytes are the shell's surrogates.
-        text = sys.stdin.buffer.read().decode() if argument is None else argument.encode().decode()
+        given = "" if argument is None else argument.encode().decode()
+        piped = sys.stdin.buffer.read().decode() if argument is None else _piped_in().decode()
     except UnicodeError as error:
         raise ConfigError(f"the prompt is not UTF-8 text: {error}") from None
-    if argument is None and not raw:
-        text = text.removesuffix("\n")
-    if not text.strip():
+    if not given.strip() and not piped.strip():
         raise ConfigError('the prompt is empty; write it after the model, as in: mlxpaged run smollm2 "Hello"')
-    return text
+    if not piped.strip():
+        return given
+    text = piped if raw and not given else piped.removesuffix("\n")
+    return f"{text}\n\n{given}" if given else text
+
+
+def _piped_in() -> bytes:
+    """All of stdin where it is a pipe or a file; nothing of a terminal, of /dev/null or of what else cron and services
+    give a program for its stdin."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # no stdin at all
+        return b""
+    if not stat.S_ISFIFO(mode) and not stat.S_ISREG(mode):
+        return b""
+    if not select.select([sys.stdin], [], [], _PATIENCE_S)[0]:
+        complain("waiting for the end of stdin, which is a pipe; `< /dev/null` goes without it")
+    return sys.stdin.buffer.read()
 
 
 async def _answer(backend: Backend, info: ModelInfo, question: Question) -> int:

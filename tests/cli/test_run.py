@@ -6,8 +6,24 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
-from tests.cli.conftest import ROOT, SCRIPTED, Program
+from tests.cli.conftest import PATIENCE_S, ROOT, SCRIPTED, Program, Terminal
+
+
+def answered(args: list[str], environment: dict[str, str], stdin: int) -> tuple[int, bytes, bytes]:
+    """How `mlxpaged run scripted ARGS` ends with this stdin: exit code, stdout, stderr."""
+    done = subprocess.run(
+        [*SCRIPTED, "run", "scripted", *args],
+        stdin=stdin,
+        capture_output=True,
+        env=environment,
+        cwd=ROOT,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_the_answer_and_nothing_else_is_on_stdout(program: Program) -> None:
@@ -17,6 +33,49 @@ def test_the_answer_and_nothing_else_is_on_stdout(program: Program) -> None:
 
 def test_the_prompt_comes_from_stdin_without_its_last_line_break(program: Program) -> None:
     assert program("run", "scripted", stdin="a\nb\n").out == "You said: a\nb\n"
+
+
+def test_text_that_is_piped_in_goes_before_the_prompt(process: Program) -> None:
+    assert process("run", "scripted", "Summarise this.", stdin="a\nb\n").out == "You said: a\nb\n\nSummarise this.\n"
+
+
+def test_a_file_as_stdin_goes_before_the_prompt(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("notes\n")
+    with (tmp_path / "notes").open("rb") as notes:
+        assert answered(["hi", "--raw"], environment, notes.fileno()) == (0, b"You said: <s>notes\n\nhi\n", b"")
+
+
+def test_a_stdin_without_text_changes_no_prompt(process: Program, environment: dict[str, str]) -> None:
+    assert process("run", "scripted", "hello", stdin=" \n").out == "You said: hello\n"
+    assert answered(["hello"], environment, subprocess.DEVNULL) == (0, b"You said: hello\n", b"")
+
+
+def test_a_terminal_is_not_read_where_there_is_a_prompt(terminal: Callable[..., Terminal]) -> None:
+    asked = terminal("run", "scripted", "hello")
+    asked.until("You said: hello")
+    assert asked.ended() == 0
+
+
+def test_piped_text_that_is_not_utf_8_is_refused(process: Program) -> None:
+    ended = process("run", "scripted", "hello", stdin=b"\xff\xfe")
+    assert ended.code == 2 and "not UTF-8" in ended.err
+
+
+def test_a_pipe_that_nobody_writes_to_is_told(environment: dict[str, str]) -> None:
+    reading, writing = os.pipe()
+    with subprocess.Popen(
+        [*SCRIPTED, "run", "scripted", "hello"],
+        stdin=reading,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        cwd=ROOT,
+    ) as process:
+        os.close(reading)
+        assert process.stdout and process.stderr
+        assert b"waiting for the end of stdin" in process.stderr.readline()
+        os.close(writing)
+        assert process.stdout.read() == b"You said: hello\n"
 
 
 def test_json_holds_the_text_the_ids_and_the_figures(program: Program) -> None:
