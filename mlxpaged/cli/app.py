@@ -15,7 +15,7 @@ from .chat import chat
 from .config import completions, config
 from .defaults import NEEDED_BY, defaults_for
 from .doctor import doctor
-from .exits import complain, exit_code_of
+from .exits import complain, exit_code_of, fill_missing_streams
 from .logs import logged_to
 from .models import copy, list_models, pull, remove, show
 from .run import run
@@ -73,6 +73,7 @@ app.command("version")(version)
 
 def run_command_line(arguments: Sequence[str]) -> int:
     """Runs one command and returns its exit code; everything it has to say has been said by then."""
+    fill_missing_streams()
     debug = "--debug" in arguments[:1] or bool(os.environ.get("MLXPAGED_DEBUG"))
     with logged_to(complain, debug):
         return exit_code_of(lambda: _run(list(arguments)), debug=debug)

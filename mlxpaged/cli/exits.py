@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -33,6 +34,16 @@ def complain(message: str) -> None:
     line = " ".join(neutralise(message).split())
     with contextlib.suppress(BrokenPipeError):
         print(f"mlxpaged: {line}", file=sys.stderr, flush=True)
+
+
+def fill_missing_streams() -> None:
+    """A stream that this process was started without (`>&-`) becomes /dev/null, so that no file or socket opened
+    later gets its number. Stdout's refuses what is written: an answer that nobody can read is a failure."""
+    for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, flags)
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8", errors="backslashreplace"))
 
 
 def exit_code_of(command: Callable[[], object], debug: bool) -> int:
@@ -58,8 +69,8 @@ def exit_code_of(command: Callable[[], object], debug: bool) -> int:
     except Exception as error:
         if isinstance(error, _ClickError):
             return _usage_error(error)
-        if isinstance(error, OSError) and error.errno in _NOT_WRITTEN and error.filename is None:
-            complain(f"stdout cannot be written: {error.strerror}")
+        if reason := _not_written(error):
+            complain(f"stdout cannot be written: {reason}")
             _abandon_stdout()
             return 1
         return _unexpected(error, debug)
@@ -75,8 +86,26 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _not_written(error: Exception) -> str | None:
+    """Why stdout did not take what was written; None: the error is about something else."""
+    if not isinstance(error, OSError) or error.filename is not None:
+        return None
+    if error.errno == errno.EBADF and _is_read_only(sys.stdout):
+        return "it is closed"
+    return error.strerror if error.errno in _NOT_WRITTEN else None
+
+
+def _is_read_only(stream: TextIO) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    return False
+
+
 def _usage_error(error: Exception) -> int:
     context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group of commands without one of them
+        print(error.format_message(), file=sys.stderr)  # type: ignore[attr-defined]
+        return _USAGE
     help_hint = f" (see {context.command_path} --help)" if context else ""
     complain(error.format_message().rstrip(".") + help_hint)  # type: ignore[attr-defined]
     return _USAGE if isinstance(error, _UsageError) else 1
