@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..chat.grammar import ANY_OBJECT
+from ..chat.grammar import ANY_OBJECT, refuse_unenforced
 from ..chat.plan import ReplyRules
 from ..chat.tools import NO_TOOLS, Tool, ToolUse, tools_of
 from ..errors import BadParameter
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 def rules_of(ask: ChatRequest) -> ReplyRules:
     """Raises BadParameter, naming the field."""
     schema, strict = _schema(ask.response_format)
+    if schema is not None:
+        refuse_unenforced(schema, "response_format")
+    tools = tools_of(ask.tools or ())
+    _check_strict(tools)
     return ReplyRules(
-        use=tool_use(tools_of(ask.tools or ()), ask.tool_choice, ask.parallel_tool_calls is not False),
+        use=tool_use(tools, ask.tool_choice, ask.parallel_tool_calls is not False),
         schema=schema,
         strict=strict,
         split_thinking=ask.reasoning_format != "none",
@@ -57,6 +61,13 @@ def thinking_kwargs(effort: Any, thinking: Any) -> dict[str, Any]:
     if off or on:
         kwargs |= {"enable_thinking": not off, "thinking": not off}
     return kwargs
+
+
+def _check_strict(tools: tuple[Tool, ...]) -> None:
+    """A tool's schema may ask for anything, unless it is said to be strict: agents send what they have."""
+    for index, tool in enumerate(tools):
+        if tool.parameters is not None and tool.spec["function"].get("strict"):
+            refuse_unenforced(tool.parameters, f"tools[{index}].function.parameters")
 
 
 def _some(tools: tuple[Tool, ...]) -> bool:

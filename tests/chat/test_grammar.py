@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlxpaged.chat.grammar import ANY_OBJECT, GrammarFault, ReplyGrammar, Vocabulary, schema_notation
+from mlxpaged.chat.grammar import (
+    ANY_OBJECT,
+    UNENFORCED,
+    GrammarFault,
+    ReplyGrammar,
+    Vocabulary,
+    refuse_unenforced,
+    schema_notation,
+)
 from mlxpaged.errors import BadParameter
 from tests.model.words import END, START, byte_tokenizer
 
@@ -191,6 +200,66 @@ def test_unknown_keywords_are_refused_only_when_strict() -> None:
     with pytest.raises(BadParameter, match="Unknown format"):
         held_to(schema)
     assert takes(held_to(schema, lenient=True), '"roses"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (
+            {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+            'response_format uses "uniqueItems", which cannot be enforced; leave it out and check the reply for it',
+        ),
+        (
+            {"not": {}},
+            'response_format uses "not", which cannot be enforced; leave it out and check the reply for it',
+        ),
+        (
+            {"properties": {"tags": {"anyOf": [{"type": "null"}, {"items": {"propertyNames": {"pattern": "a"}}}]}}},
+            'response_format uses "propertyNames" at properties.tags.anyOf[1].items, which cannot be enforced; '
+            "leave it out and check the reply for it",
+        ),
+        (
+            {"$ref": "#/components/Tags", "components": {"Tags": {"contains": True}}},
+            'response_format uses "contains" at #/components/Tags, which cannot be enforced; '
+            "leave it out and check the reply for it",
+        ),
+        (
+            {"$defs": {"a": {"prefixItems": [{"if": {"const": 1}, "then": {"const": 2}}]}}},
+            'response_format uses "if" at $defs.a.prefixItems[0], which cannot be enforced; '
+            "leave it out and check the reply for it",
+        ),
+    ],
+)
+def test_a_keyword_that_cannot_be_enforced_is_refused_by_name_and_place(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadParameter) as refused:
+        refuse_unenforced(schema, "response_format")
+    assert (str(refused.value), refused.value.param) == (message, "response_format")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"title": "t", "description": "d", "default": {"not": 1}, "examples": [{"if": 1}], "$comment": "c"},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://a.example/b", "$anchor": "a"},
+        {"deprecated": True, "readOnly": True, "writeOnly": True, "x-order": 1, "nullable": True},
+        {"type": "string", "format": "poem", "contentEncoding": "base64", "contentMediaType": "text/plain"},
+        {"properties": {"not": {"type": "string"}, "if": {}, "contains": {}}, "required": ["not"]},
+        {"enum": [{"not": {}}], "const": {"uniqueItems": True}},
+        {"uniqueItems": False, "not": False, "unevaluatedProperties": True, "dependentRequired": {}},
+        {"then": {"const": 1}, "minContains": 2, "propertyNames": {}},
+        {"$ref": "#", "properties": {"again": {"$ref": "#/properties/again"}}},
+        {"patternProperties": {"^a": {}}, "minProperties": 1, "multipleOf": 2, "additionalProperties": False},
+        {"oneOf": 1, "items": "x", "properties": []},
+    ],
+)
+def test_what_demands_nothing_or_is_enforced_passes(schema: dict[str, Any]) -> None:
+    refuse_unenforced(schema, "response_format")
+
+
+@pytest.mark.parametrize("keyword", sorted(UNENFORCED))
+def test_the_library_knows_none_of_the_keywords_that_are_refused(keyword: str) -> None:
+    with pytest.raises(BadParameter, match=f"Unimplemented keys: .*{re.escape(keyword)}"):
+        held_to({keyword: {}})
 
 
 def test_a_schema_s_own_options_do_not_loosen_ours() -> None:

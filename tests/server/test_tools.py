@@ -24,6 +24,15 @@ THINKER = CHATML + "{# <think></think> #}"
 """A template without tools of a model that thinks."""
 
 
+def asking_for_a_set(**more: Any) -> dict[str, Any]:
+    """A tool whose schema demands what no grammar enforces."""
+    days = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    return {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"days": days}}, **more},
+    }
+
+
 class Script:
     """What the next replies say, in pieces."""
 
@@ -209,6 +218,16 @@ def test_thinking_can_be_switched_off_and_the_prompt_may_open_it() -> None:
             "unclosed group",
         ),
         (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"items": {"not": {}}}}}},
+            "response_format",
+            'uses "not" at items, which cannot be enforced',
+        ),
+        (
+            {"tools": [asking_for_a_set(strict=True)]},
+            "tools[0].function.parameters",
+            'uses "uniqueItems" at properties.days, which cannot be enforced',
+        ),
+        (
             {
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}],
                 "tool_choice": "required",
@@ -225,6 +244,13 @@ def test_what_cannot_be_done_is_a_400_with_the_reason(
     answer = server.http.post("/v1/chat/completions", json={"messages": ASK, "stream": stream, **fields})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param and words in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_tool_that_is_not_strict_may_have_any_schema(server: Running, choice: str) -> None:
+    SCRIPT.says('<tool_call>\n{"name": "f", "arguments": {"days": [1, 2]}}\n</tool_call>')
+    answer = whole(server, tools=[asking_for_a_set(strict=False)], tool_choice=choice)["choices"][0]
+    assert json.loads(answer["message"]["tool_calls"][0]["function"]["arguments"]) == {"days": [1, 2]}
 
 
 class Forecast(pydantic.BaseModel):
