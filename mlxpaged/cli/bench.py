@@ -68,9 +68,10 @@ def bench_engine(
     with started_engine(config) as service:
         info = wait_with_bar(service.load(model, progress), progress)
         if prompt_tokens + max_tokens > info.context_len:
+            hint = "" if info.context_len == info.longest_context else " or raise --ctx"
             raise ConfigError(
                 f"--prompt-tokens {prompt_tokens} and --max-tokens {max_tokens} together pass the context of "
-                f"{info.context_len} tokens; lower one or raise --ctx"
+                f"{info.context_len} tokens; lower one{hint}"
             )
         for note in info.notes:
             complain(note)

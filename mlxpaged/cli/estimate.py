@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ..config import EngineConfig
+from .exits import complain
 
 if TYPE_CHECKING:
     from ..model.memplan import MemoryPlan
@@ -21,10 +22,12 @@ def show_estimate(model: str, config: EngineConfig, as_json: bool) -> int:
 
     source = resolve(model, fetch=False)
     before_mlx()
-    from ..model.estimate import estimate
+    from ..model.estimate import cut_context, estimate
     from ..model.memplan import refusal
 
     plan, paged = estimate(source, config)
+    for note in cut_context(plan.name, config.context_len, plan.context_len):
+        complain(note)
     served_by, reason = "paged" if paged else "one at a time", refusal(plan)
     if as_json:
         print(json.dumps(asdict(plan) | {"fits": plan.fits, "served_by": served_by, "refusal": reason}))

@@ -155,3 +155,10 @@ class ModelInfo:
     load_s: float = 0.0  # what loading took
     quantisation: str | None = None
     family: str | None = None
+    longest_context: int | None = None  # what the model was made for
+
+    def flag_for_more(self) -> str | None:
+        """The flag that admits longer prompts; None where the model itself is the limit."""
+        if self.max_prompt + 1 < self.context_len:
+            return "--memory-budget"
+        return None if self.context_len == self.longest_context else "--ctx"

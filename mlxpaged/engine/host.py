@@ -52,6 +52,7 @@ class ModelHost:
             load_s=time.monotonic() - begun,
             quantisation=loaded.quantisation,
             family=loaded.config.get("model_type"),
+            longest_context=loaded.context_len,
         )
         return self.info
 

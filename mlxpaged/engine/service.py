@@ -301,9 +301,10 @@ def _checked_prompt(prompt_ids: Sequence[int], sampling: SamplingParams, info: M
                 f"stop_token_ids names {token}; ids go from 0 to {info.vocab_size - 1}", "stop_token_ids"
             )
     if len(prompt) > info.max_prompt:
+        hint = f", or raise {flag}" if (flag := info.flag_for_more()) else ""
         raise PromptTooLong(
             f"this model's maximum context length is {info.max_prompt + 1} tokens, reply included; your request has "
-            f"{len(prompt)}; shorten the prompt, or raise --ctx or --memory-budget",
+            f"{len(prompt)}; shorten the prompt{hint}",
             param="messages",
         )
     return prompt.astype(np.int32)

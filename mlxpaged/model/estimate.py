@@ -52,6 +52,13 @@ def wish_of(config: EngineConfig, paged: bool) -> Wish:
     )
 
 
+def cut_context(name: str, asked: int | None, longest: int) -> tuple[str, ...]:
+    """A line for a --ctx above what the model was made for, which is what it gets."""
+    if asked is None or asked <= longest:
+        return ()
+    return (f"--ctx {asked} is more than {name} was made for; its context is {longest:,} tokens",)
+
+
 def estimate(source: ModelSource, config: EngineConfig) -> tuple[MemoryPlan, bool]:
     """The plan for a model that is not loaded, and whether the paged path can serve it. Reads headers only.
 

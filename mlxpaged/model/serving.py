@@ -19,7 +19,7 @@ from .activations import measured
 from .attention_path import attention_path
 from .check import differs_from_stock
 from .drawing import BEST
-from .estimate import groups_of, need_of, on_gpu, step_budget, wish_of
+from .estimate import cut_context, groups_of, need_of, on_gpu, step_budget, wish_of
 from .kernelpool import KernelPool
 from .kvpool import KVPool
 from .kvspec import KVSpec, NotPaged, probe
@@ -64,7 +64,12 @@ class Served:
 def serve(loaded: LoadedModel, config: EngineConfig) -> Served:
     """The runner for `loaded`: paged where the probe and the comparison with stock mlx-lm allow it, else one request
     at a time, with a note that says why."""
-    context_len = min(loaded.context_len, config.context_len or loaded.context_len)
+    served = _by_some_path(loaded, config, min(loaded.context_len, config.context_len or loaded.context_len))
+    cut = cut_context(loaded.name, config.context_len, loaded.context_len)
+    return replace(served, notes=(*cut, *served.notes))
+
+
+def _by_some_path(loaded: LoadedModel, config: EngineConfig, context_len: int) -> Served:
     try:
         spec = probe(loaded.model)
         reason = differs_from_stock(loaded.model, spec, loaded.config)

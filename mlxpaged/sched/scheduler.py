@@ -87,9 +87,11 @@ class Scheduler:
         """Queue a request. Raises PromptTooLong when it could never run, Overloaded when the queue is full."""
         length = len(request.prompt)
         if length > self.max_prompt:
+            context, pool = self.table.context_len, self.blocks.most_tokens()
+            hint = ", or raise --memory-budget" if pool < context else ""
             raise PromptTooLong(
-                f"prompt has {length} tokens; the context holds {self.table.context_len} and the pool "
-                f"{self.blocks.most_tokens()}, reply included; shorten the prompt, or raise --ctx or --memory-budget",
+                f"prompt has {length} tokens; the context holds {context} and the pool {pool}, reply included; "
+                f"shorten the prompt{hint}",
                 param="messages",
             )
         if len(self.queue.waiting) >= self.max_queue + self.table.num_free_rows:

@@ -31,6 +31,12 @@ def test_it_says_what_a_model_takes_and_loads_nothing(program: Program) -> None:
     assert "context      8,192 tokens of 8,192" in done.out and done.out.endswith("it fits\n")
 
 
+def test_a_context_above_the_models_own_is_told(program: Program) -> None:
+    done = program("load", "smollm2", "--estimate", "--dtype", "float32", "--ctx", "20000")
+    told = "mlxpaged: --ctx 20000 is more than smollm2 was made for; its context is 8,192 tokens\n"
+    assert (done.code, done.err) == (0, told) and "8,192 tokens of 8,192" in done.out
+
+
 def test_json_has_every_number(program: Program) -> None:
     done = program("load", "smollm2", "--estimate", "--json", "--dtype", "float32", "--memory-budget", "1GB")
     plan = json.loads(done.out)

@@ -170,10 +170,23 @@ def test_bad_requests_are_refused_before_the_engine_sees_them(make_service) -> N
         tiny.ask([258])
     with pytest.raises(BadParameter, match="logit_bias"):
         tiny.ask("x", logit_bias=((900, 1.0),))
-    with pytest.raises(PromptTooLong, match=r"400 tokens.*has 400.*--ctx"):
+    with pytest.raises(PromptTooLong, match=r"400 tokens.*has 400; shorten the prompt$"):
         tiny.ask([1] * 400)
     with pytest.raises(BadParameter, match="temperature is -1"):
         tiny.ask("x", temperature=-1)
+
+
+@pytest.mark.parametrize(("limit", "flag"), [({"context_len": 96}, "--ctx"), ({"num_blocks": 7}, "--memory-budget")])
+def test_the_advice_for_a_prompt_that_is_too_long_is_the_flag_that_helps(make_service, limit, flag) -> None:
+    with pytest.raises(PromptTooLong, match=rf"96 tokens.*; shorten the prompt, or raise {flag}$"):
+        make_service(**limit).ask([1] * 96)
+
+
+def test_a_context_above_the_models_own_is_cut_to_it_with_a_note(make_service) -> None:
+    info = make_service(context_len=5000).service.model
+    assert info.context_len == 400
+    assert [note for note in info.notes if "--ctx 5000 is more than" in note and "400 tokens" in note]
+    assert not any("--ctx" in note for note in make_service(context_len=400).service.model.notes)
 
 
 def test_a_full_queue_is_overloaded(make_service) -> None:
