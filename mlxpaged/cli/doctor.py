@@ -111,11 +111,14 @@ def port() -> Finding:
     """Whether `serve` could listen where it does by default."""
     from ..model.finding import Finding
     from ..server.lifecycle import listen
+    from .servers import own_server_at
 
     try:
         for bound in listen("127.0.0.1", DEFAULT_PORT):
             bound.close()
     except MlxpagedError as error:
+        if own := own_server_at(DEFAULT_PORT):
+            return Finding("port", f"{DEFAULT_PORT} is your own server's (pid {own.pid})")
         return Finding("port", f"{DEFAULT_PORT} is taken", str(error))
     return Finding("port", f"{DEFAULT_PORT} is free")
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..config import DEFAULT_PORT
-from ..errors import ConfigError
+from ..errors import ConfigError, MlxpagedError
 from . import options
 from .exits import complain
 
@@ -162,7 +164,7 @@ def serve(
     from ..server.lifecycle import serve as serve_until_stopped
     from .compose import started_engine
 
-    with started_engine(config) as service:
+    with _own_server_named(port), started_engine(config) as service:
         listed = (model, *(also or ()))
         backend = LocalBackend(service, model, served_model_name or (), lambda: known_models(listed))
         serve_until_stopped(
@@ -184,7 +186,8 @@ def _as_parent(host: str, port: int, unix_socket: Path | None, server_options: S
 
     assert server_options.secret
     open_to_all = server_options.insecure_no_auth or bool(server_options.api_keys)
-    sockets = listen(host, port, open_to_all) if unix_socket is None else [listen_unix(unix_socket)]
+    with _own_server_named(port):
+        sockets = listen(host, port, open_to_all) if unix_socket is None else [listen_unix(unix_socket)]
     try:
         return Parent([sys.executable, *sys.orig_argv[1:]], sockets, server_options.secret, complain).run()
     finally:
@@ -192,6 +195,24 @@ def _as_parent(host: str, port: int, unix_socket: Path | None, server_options: S
             bound.close()
         if unix_socket is not None:
             unix_socket.unlink(missing_ok=True)
+
+
+@contextmanager
+def _own_server_named(port: int) -> Iterator[None]:
+    """Where the port turns out to be held by a server of this user, the error names it and what ends it."""
+    try:
+        yield
+    except MlxpagedError as error:
+        if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+            raise
+        from .servers import own_server_at
+
+        if (own := own_server_at(port)) is None:
+            raise
+        raise MlxpagedError(
+            f"port {port} is held by your own mlxpaged server (pid {own.pid}); `mlxpaged stop` ends it, "
+            "or use --port 0 for a free one"
+        ) from error
 
 
 async def _beside(

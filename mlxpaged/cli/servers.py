@@ -107,6 +107,17 @@ def load(
     return 0
 
 
+def own_server_at(port: int) -> ServerRecord | None:
+    """This user's server that listens on the port of this machine, if there is one."""
+    import asyncio
+    from urllib.parse import urlsplit
+
+    from ..chat.servers import proven
+
+    found = asyncio.run(proven())
+    return next((one for one in found if one.socket is None and urlsplit(one.url).port == port), None)
+
+
 async def _looked_at() -> list[dict[str, Any]]:
     import asyncio
 

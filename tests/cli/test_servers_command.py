@@ -14,6 +14,7 @@ import pytest
 
 from mlxpaged.chat.servers import ServerRecord, gone, new_secret, processes_of, records
 from mlxpaged.cli import servers
+from mlxpaged.cli.doctor import port as port_finding
 from tests.cli.conftest import SCRIPTED, Program, kill_server
 
 
@@ -42,6 +43,27 @@ def test_a_server_is_loaded_listed_and_stopped(process: Program) -> None:
     assert (stopped.code, stopped.err) == (0, f"mlxpaged: stopped the server at {record.url} (pid {record.pid})\n")
     assert records() == []
     assert "no server of yours runs" in process("stop").err
+
+
+@pytest.mark.parametrize("restart", ["--restart", "--no-restart"])
+def test_serve_names_the_own_server_that_holds_its_port(process: Program, restart: str) -> None:
+    assert process("load", "scripted", ATTACHES="1").code == 0
+    (record,) = records()
+    port = record.url.rpartition(":")[2]
+    refused = process("serve", "scripted", "--port", port, restart)
+    assert (refused.code, refused.err) == (
+        1,
+        f"mlxpaged: port {port} is held by your own mlxpaged server (pid {record.pid}); `mlxpaged stop` ends it, "
+        "or use --port 0 for a free one\n",
+    )
+
+
+def test_doctor_has_no_advice_about_the_own_servers_port(process: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process("load", "scripted", ATTACHES="1").code == 0
+    (record,) = records()
+    monkeypatch.setattr("mlxpaged.cli.doctor.DEFAULT_PORT", int(record.url.rpartition(":")[2]))
+    found = port_finding()
+    assert found.value.endswith(f"is your own server's (pid {record.pid})") and found.advice is None
 
 
 def test_stop_ends_only_once_the_processes_have_and_their_port_is_free(process: Program) -> None:
