@@ -52,7 +52,8 @@ def call_id() -> str:
 
 
 class ReplyReader:
-    """Reads one reply; `read` is given its engine deltas in order."""
+    """Reads one reply; `read` is given its engine deltas in order. Where a reply is cut off by its length, a piece of
+    markup at its end is neither content nor arguments; one that the model ends itself is kept to the letter."""
 
     def __init__(self, syntax: ReplySyntax, new_id: Callable[[], str] = call_id) -> None:
         self._syntax = syntax
@@ -72,7 +73,7 @@ class ReplyReader:
         self._waiting.extend((self._length, entry) for entry in delta.logprobs or ())
         was_thinking, ended = self._out.thinking, delta.finish is not None
         if delta.text or ended:
-            self._feed(delta.text, ended)
+            self._feed(delta)
         return ChatDelta(
             source=delta,
             parts=self._out.drain(),
@@ -82,18 +83,25 @@ class ReplyReader:
             stop_reason=None if delta.stop_reason == self._syntax.own_stop else delta.stop_reason,
         )
 
-    def _feed(self, text: str, ended: bool) -> None:
-        self._source.unread += text
-        self._source.ended = ended
+    def _feed(self, delta: Delta) -> None:
+        self._source.unread += delta.text
+        if delta.finish is FinishReason.LENGTH:
+            self._resume()
+            if self._source.drop():
+                self._out.drop_space()
+        self._source.ended = delta.finish is not None
+        self._resume()
+        if delta.finish:
+            if self._out.in_call:
+                self._out.end_call()
+            self._out.finish()
+
+    def _resume(self) -> None:
         if self._reading is not None:
             try:
                 next(self._reading)
             except StopIteration:
                 self._reading = None
-        if ended:
-            if self._out.in_call:
-                self._out.end_call()
-            self._out.finish()
 
     def _settled(self, ended: bool) -> tuple[TokenLogprob, ...]:
         """Entries whose text is out. They go with other text where their own is a tag."""

@@ -60,6 +60,13 @@ class Source:
             self.unread, self._taken = back + self.unread, self._taken - len(back)
             self._since = None
 
+    def drop(self) -> bool:
+        """The reply was cut in the middle of what could still become markup: that is gone. Whether there was any."""
+        some = bool(self.unread) or (self._since is not None and self._taken > self._mark)
+        self._taken += len(self.unread)
+        self.unread, self._since = "", None
+        return some
+
 
 class Out:
     """Parts of one reply. White space at the end of content waits: before a call, or after the last one, it means
@@ -115,6 +122,10 @@ class Out:
     def end_call(self) -> None:
         self.in_call, self._fresh = False, True
         self.calls += not self._full
+
+    def drop_space(self) -> None:
+        """The waiting space stood before something that is no part of the answer."""
+        self._space = ""
 
     def finish(self) -> None:
         """The reply is over: space at the end of an answer is part of it."""

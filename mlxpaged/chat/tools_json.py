@@ -15,6 +15,7 @@ NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 _LETTERS = re.compile(r"[A-Za-z0-9_.:/-]*")
 _ARGUMENTS = {"arguments", "parameters"}
+_BESIDE = {"type", "id"}
 _PYTHON_TAG = "<|python_tag|>"
 _CALLS = "[TOOL_CALLS]"
 
@@ -80,6 +81,8 @@ def call_object(source: Source, out: Out, names: Collection[str] | None = None) 
         if key == "name" and name is None:
             name = _checked((yield from string(source)), names)
         elif key not in _ARGUMENTS or waiting is not None:
+            if names is not None and name is None and key not in _BESIDE:
+                raise Broken
             yield from text_value(source)
         elif name is not None and (yield from ahead(source, "{")):
             yield from arguments(source, out, name)

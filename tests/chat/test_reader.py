@@ -112,13 +112,40 @@ def test_a_call_that_breaks_after_it_began_keeps_what_the_model_wrote() -> None:
     [
         (HERMES[:-30], Read(calls=(("weather", '{"city": "Pa'),), finish=ChatFinish.LENGTH)),
         ("<think>so far", Read(reasoning="so far", finish=ChatFinish.LENGTH)),
-        ("<think>so far</thi", Read(reasoning="so far</thi", finish=ChatFinish.LENGTH)),
-        ("<thi", Read(content="<thi", finish=ChatFinish.LENGTH)),
-        ('<tool_call>{"na', Read(content='<tool_call>{"na', finish=ChatFinish.LENGTH)),
+        ("<think>so far</thi", Read(reasoning="so far", finish=ChatFinish.LENGTH)),
+        ("<thi", Read(finish=ChatFinish.LENGTH)),
+        ('\n<tool_call>{"na', Read(finish=ChatFinish.LENGTH)),
+        ("a <b", Read(content="a <b", finish=ChatFinish.LENGTH)),
+        ("a <tool_call>is", Read(content="a <tool_call>is", finish=ChatFinish.LENGTH)),
     ],
 )
 def test_a_reply_cut_off_gives_what_there_is_and_says_length(text: str, expected: Read) -> None:
     assert read(list(text), syntax_of(), FinishReason.LENGTH) == expected
+
+
+@pytest.mark.parametrize("name", [name for name in REPLIES if REPLIES[name][2].calls])
+def test_a_reply_cut_at_any_place_shows_no_markup(name: str) -> None:
+    family, text, expected = REPLIES[name]
+    for cut in range(len(text)):
+        got = read(list(text[:cut]), syntax_of(family), FinishReason.LENGTH)
+        assert expected.content.startswith(got.content.rstrip()), text[:cut]
+        assert expected.reasoning.startswith(got.reasoning), text[:cut]
+        assert [called for called, _ in got.calls] == [called for called, _ in expected.calls][: len(got.calls)]
+        for (_, arguments), (_, complete) in zip(got.calls, expected.calls, strict=False):
+            assert complete.startswith(arguments) or "<" not in arguments, text[:cut]
+        assert read([text[:cut]], syntax_of(family), FinishReason.LENGTH) == got
+
+
+def test_two_calls_cut_in_the_end_tag_of_the_second_are_two_calls_and_no_content() -> None:
+    for size in range(len("</tool_call>")):
+        text = HERMES + "\n" + HERMES.removesuffix("</tool_call>") + "</tool_call>"[:size]
+        assert read([text], syntax_of(), FinishReason.LENGTH) == Read(calls=(PARIS, PARIS), finish=ChatFinish.LENGTH)
+
+
+def test_an_answer_in_json_is_no_call_of_llama_s_and_is_shown_as_it_comes() -> None:
+    reader = ReplyReader(syntax_of("llama"))
+    shown = [reader.read(Delta(text=piece)).parts for piece in ('{"ci', 'ty":', ' "Par')]
+    assert shown == [(), (Content('{"city":'),), (Content(' "Par'),)]
 
 
 def test_thinking_that_the_prompt_opened_needs_no_first_tag() -> None:
