@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from .bench import bench
 from .chat import chat
 from .config import completions, config
-from .defaults import NEEDED_BY, defaults_for
+from .defaults import NEEDED_BY, complain_of_unread_keys, defaults_for
 from .doctor import doctor
 from .exits import complain, exit_code_of, fill_missing_streams
 from .logs import logged_to
@@ -90,9 +90,13 @@ def _run(arguments: list[str]) -> object:
 def _defaults(arguments: list[str]) -> dict[str, dict[str, Any]]:
     """A person's own defaults; a config.toml that is wrong ends only the commands that need it, and no --help."""
     command = next((word for word in arguments if not word.startswith("-")), None)
+    needed = command in NEEDED_BY and not {"-h", "--help"} & set(arguments)
     try:
-        return defaults_for(command)
+        found = defaults_for(command)
+        if needed and command != "serve":  # which is two processes: the first one tells
+            complain_of_unread_keys()
+        return found
     except ConfigError:
-        if command in NEEDED_BY and not {"-h", "--help"} & set(arguments):
+        if needed:
             raise
         return {}

@@ -64,6 +64,21 @@ def set_(
     if value is not None:
         check_setting(known, parsed(value))
     set_setting(known, value)
+    _complain_of_keys(known)
+
+
+@config.command("unset")
+def unset(key: Key) -> None:
+    """Take a default out again."""
+    written = key if get_setting(key) is not None else _known(key)  # what no command reads can be taken out too
+    if get_setting(written) is None:
+        raise ConfigError(f"{written} is not set")
+    set_setting(written, None)
+    _complain_of_keys(written)
+
+
+def _complain_of_keys(known: str) -> None:
+    """What a change under [keys] does to other actions."""
     for line in keys_from(key_settings()).complaints if known.startswith(f"{KEYS}.") else ():
         complain(line)
 

@@ -3,6 +3,8 @@ said about one that does not; reads and writes the file through settings.py alon
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -10,6 +12,7 @@ import typer
 
 from ..errors import ConfigError
 from ..tui.keymap import keys_from, keys_of
+from .exits import complain
 from .options import check_flag
 from .settings import (
     COMMANDS,
@@ -23,6 +26,7 @@ from .settings import (
     settings_path,
 )
 
+HEADINGS = frozenset({*COMMANDS, KEYS})
 NEEDED_BY = frozenset({*COMMANDS, "bench", "load", "pull"})
 """Commands that do not start with a config.toml that is wrong; every other one works without it."""
 
@@ -57,6 +61,26 @@ def check_file() -> None:
         raise ConfigError(f"[keys] in {settings_path()}: {'; '.join(wrong)}")
 
 
+def unread_keys() -> list[str]:
+    """What stands in the file and no command reads, each with what may have been meant. Names under [keys] are the
+    full-screen app's to check."""
+    flags = flag_names()
+    told = []
+    for name, value in settings().items():
+        if name in COMMANDS and isinstance(value, dict):
+            told += [_unread(key, flags[name], f"{name}.{{}}") for key in value if key not in flags[name]]
+        elif name not in HEADINGS and value != {}:
+            known = HEADINGS if isinstance(value, dict) else set().union(*flags.values(), OWN_KEYS)
+            told += [] if name in known else [_unread(name, known, "[{}]" if isinstance(value, dict) else "{}")]
+    return told
+
+
+def complain_of_unread_keys() -> None:
+    """One line on stderr where the file holds what no command reads."""
+    if told := unread_keys():
+        complain(f"no command reads this in {settings_path()}: {', '.join(told)}")
+
+
 def defaults_for(command: str | None) -> dict[str, dict[str, Any]]:
     """Every command's defaults, as click takes them; those of `command` fit its flags. Raises ConfigError, naming the
     file and the key, where one does not."""
@@ -70,6 +94,11 @@ def defaults_for(command: str | None) -> dict[str, dict[str, Any]]:
             wrong = f"{settings_path()} has {key} = {_shown(name, value)}: {reason}"
             raise ConfigError(f"{wrong}; `mlxpaged config set {key} VALUE` changes it")
     return found
+
+
+def _unread(name: str, known: Collection[str], form: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return form.format(name) + (f" (did you mean {form.format(near[0])}?)" if near else "")
 
 
 def _misfit(command: str, name: str, value: Any) -> str | None:

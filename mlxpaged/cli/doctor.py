@@ -79,14 +79,16 @@ def _machine() -> tuple[Startup, list[Finding]]:
 def settings_file() -> Finding:
     """Whether every command can use what config.toml holds."""
     from ..model.finding import Finding
-    from .defaults import check_file
+    from .defaults import check_file, unread_keys
 
     file = settings_path()
     try:
         check_file()
+        unread = unread_keys()
     except ConfigError as error:
         return Finding("settings", f"{file} is wrong", str(error), problem=True)
-    return Finding("settings", str(file) if file.exists() else f"no {file}")
+    advice = f"no command reads {', '.join(unread)}" if unread else None
+    return Finding("settings", str(file) if file.exists() else f"no {file}", advice)
 
 
 def cache_folder() -> Finding:

@@ -127,9 +127,12 @@ def serve(
     from ..chat.servers import key_of, new_secret
     from ..server.options import ServerOptions
     from ..server.parent import handed
+    from .defaults import complain_of_unread_keys
     from .keys import api_keys
 
     given = handed()
+    if given is None:
+        complain_of_unread_keys()
 
     config = options.engine_config(
         dtype,

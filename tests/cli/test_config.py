@@ -198,6 +198,59 @@ def test_a_key_in_the_wrong_form_is_not_told(program: Program, file: Path) -> No
     assert "a-key-of-sixteen" not in program("serve", "scripted").err + str(settings_file().advice)
 
 
+UNREAD = """
+temprature = 0.5
+max-tokens = 5
+model_folders = []
+
+[chats]
+system = "x"
+
+[run]
+temperature = 0.5
+on_switch = "wait"
+
+[empty]
+"""
+
+
+def test_what_no_command_reads_is_one_line_and_stops_nothing(program: Program, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text(UNREAD)
+    told = (
+        "temprature (did you mean temperature?), max-tokens (did you mean max_tokens?), [chats] (did you mean [chat]?)"
+    )
+    told += ", run.on_switch"
+    ended = program("run", "scripted", "values")
+    assert ended.code == 0 and ended.out.startswith("temperature=0.5")
+    assert ended.err == f"mlxpaged: no command reads this in {file}: {told}\n"
+    assert program("version").err == "" and program("run", "--help").err == ""
+    found = settings_file()
+    assert not found.problem and found.advice == f"no command reads {told}"
+
+
+def test_serve_tells_what_no_command_reads_once(process: Program, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("idle-exit = 9\n")
+    ended = process("serve", "missing", "--port", "0")
+    assert ended.err.splitlines() == [
+        f"mlxpaged: no command reads this in {file}: idle-exit (did you mean idle_exit?)",
+        "mlxpaged: no model at 'missing'",
+    ]
+
+
+def test_unset_takes_a_key_out_and_also_one_that_no_command_reads(program: Program, file: Path) -> None:
+    file.parent.mkdir()
+    file.write_text("temprature = 1\ntop_p = 0.5\n[chat]\ntop-k = 3\nseed = 4\n")
+    for key in ("temprature", "top-p", "chat.top-k"):
+        assert program("config", "unset", key).code == 0
+    assert file.read_text() == "[chat]\nseed = 4\n"
+    ended = program("config", "unset", "chat.top-p")
+    assert (ended.code, ended.err) == (2, "mlxpaged: chat.top_p is not set\n")
+    ended = program("config", "unset", "temprature")
+    assert ended.code == 2 and "did you mean temperature?" in ended.err
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completions_for_a_shell(program: Program, shell: str) -> None:
     script = program("completions", shell).out
