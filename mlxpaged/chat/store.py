@@ -8,9 +8,9 @@
     draft.finish("done", usage, timing)
 
 Open sessions are held in memory first and written from there. So a disk that is full, a folder that is read-only, a
-locked or a damaged file never stops a conversation: `problem` says it in one line, what could not be written is tried
-again with the next write, and `export` works all the while. For the file's sake only UnreadableSession is raised, for
-a session that is not open here. Every method may be called from any thread; a write waits for a locked file
+locked, a damaged or a stolen file never stops a conversation: `problem` says it in one line, what could not be written
+is tried again with the next write, and `export` works all the while. For the file's sake only UnreadableSession is
+raised, for a session that is not open here. Every method may be called from any thread; a write waits for a locked file
 for two seconds at most, so an event loop calls those that write through `asyncio.to_thread` where that would be felt.
 """
 
@@ -226,13 +226,17 @@ class Store(SessionReader):
 
     def close(self) -> Path | None:
         """Save what is left and let go of every session. Where the file cannot take it, every unsaved session goes
-        into one JSON file elsewhere: its path, None when nothing had to be rescued."""
+        into one JSON file elsewhere: its path, None when nothing had to be rescued. So does, whole, every session that
+        was open here, where the file was taken away meanwhile or does not hold what was written to it."""
         with self._lock:
             unsaved = self._tables.unsaved_sessions()
             for session_id in self._tables.mine():
                 if not self._tables.is_draft(session_id):
                     self._set(session_id, "owner", None)
             self._tables.flush(now=True)
+            self._tables.close_file()
+            if self._tables.lost:
+                unsaved = self._tables.unsaved_sessions()
             lost = unsaved if self.unsaved and self.path else ()
             rescued = rescue([as_json(self.session(one), self.messages(one)) for one in lost])
             self._tables.close()

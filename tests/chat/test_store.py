@@ -300,7 +300,7 @@ def test_a_locked_file_delays_and_a_damaged_one_never_stops(path: Path, clock: C
     damaged = tmp_path / "damaged.db"
     damaged.write_bytes(b"no database at all " * 100)
     store = Store(damaged)
-    assert store.problem and "is damaged" in store.problem and "move it away" in store.problem
+    assert store.problem and "is damaged" in store.problem and "with its -wal and -shm files" in store.problem
     exchange(store, store.create().id, "Hello", "Hi")
     assert len(store.sessions()) == 1
     assert damaged.read_bytes().startswith(b"no database")

@@ -65,7 +65,7 @@ def test_a_command_on_a_damaged_file_names_the_damage_and_the_file(
     spoil(file)
     for command in READERS:
         told = one_line(program(*command))
-        assert f"{file} is damaged (" in told and "move it away to start with an empty one" in told, command
+        assert f"{file} is damaged (" in told and "move it away with its -wal and -shm files" in told, command
 
 
 @pytest.mark.parametrize("spoil", [middle, header, cut])
@@ -82,7 +82,8 @@ def test_going_on_with_a_conversation_that_cannot_be_read_begins_one_in_memory(
     told, rescued = ended.err.splitlines()
     assert told.startswith(f"mlxpaged: {name} cannot be read: {file} is damaged (")
     assert told.endswith(
-        "move it away to start with an empty one. A new conversation begins in memory; /export writes it out."
+        "close other chats, then move it away with its -wal and -shm files to start with an empty one. "
+        "A new conversation begins in memory; /export writes it out."
     )
     assert "this conversation is in" in rescued and "`mlxpaged sessions import` takes it in" in rescued
     assert "hello" in (file.parents[1] / "kept.json").read_text()
