@@ -78,6 +78,7 @@ def chat(
         raise ConfigError("--ephemeral saves nothing, so there is nothing to go on with; leave out one of the two")
     store = _store(ephemeral or not (watched or wanted))
     try:
+        busy = _open_elsewhere(store) if continues and session is None else None
         found = _found(store, session) if wanted else None
         conversation = Conversation(store, found, system)
         conversation.add_values(flags.given())
@@ -87,8 +88,10 @@ def chat(
         model = _model(model, url, conversation)
         with compose.opened_for_chat(model, url, api_key, server_flags, progress) as opened:
             page = Page(quiet=not watched)
-            keyboard = TerminalKeyboard(progress.in_words) if watched else PipeKeyboard(sys.stdin)
+            keyboard = TerminalKeyboard(progress.in_words, not ephemeral) if watched else PipeKeyboard(sys.stdin)
             loop = ChatLoop(opened, conversation, keyboard, page, progress)
+            if found and busy:
+                page.warn(f"{(busy.title or busy.id)!r} is open elsewhere; this is the one before it.")
             if wanted and not found:
                 loop.tell_instead(f"{session!r}" if session else "the last conversation")
             asyncio.run(loop.run())
@@ -114,6 +117,12 @@ def _found(store: Store, name: str | None) -> Session | None:
         return found and store.claim(found.id)
     except UnreadableSession:
         return None
+
+
+def _open_elsewhere(store: Store) -> Session | None:
+    """The last conversation, where another process has it open."""
+    last = next(iter(store.sessions()), None)
+    return last if last and last.busy else None
 
 
 def _model(named: str | None, url: str | None, conversation: Conversation) -> str | None:

@@ -95,16 +95,17 @@ class PipeKeyboard:
 
 
 class TerminalKeyboard:
-    """A line editor with history. `status` is asked for the line shown below the prompt; empty: none is shown."""
+    """A line editor with history. `status` is asked for the line shown below the prompt; empty: none is shown.
+    `remembers`: what is typed is there in the next chat too."""
 
-    def __init__(self, status: Callable[[], str]) -> None:
+    def __init__(self, status: Callable[[], str], remembers: bool = True) -> None:
         self._status = status
         self._shown = asyncio.Event()
         self._session: PromptSession[str] = PromptSession(
             message=[("bold", ">>> ")],
             prompt_continuation="... ",
             multiline=True,
-            history=_history(),
+            history=_history() if remembers else InMemoryHistory(),
             key_bindings=_bindings(),
             completer=WordCompleter(list(NAMES), sentence=True),
             complete_while_typing=False,

@@ -21,6 +21,7 @@ from tests.cli.conftest import Program, Terminal, kill_server
 from tests.cli.test_chat_terminal import CTRL_C, CTRL_D, ENTER, READY
 
 Open = Callable[..., Terminal]
+UP = "\x1b[A"
 
 
 @pytest.fixture
@@ -145,10 +146,34 @@ def test_control_c_while_it_loads_hints_then_stops_the_message_that_waits(termin
     leave(chat)
 
 
-def test_ephemeral_and_pipes_leave_no_session(terminal: Open, program: Program, store: Callable[[], Store]) -> None:
+def test_a_file_moved_away_under_a_chat_is_one_line_and_every_word_comes_back(
+    terminal: Open, program: Program, environment: dict[str, str], store: Callable[[], Store]
+) -> None:
+    file = Path(environment["MLXPAGED_DATA"]) / "sessions.db"
+    chat = terminal("chat", "scripted", size=(30, 300))
+    talk(chat, "before")
+    file.rename(f"{file}.old")
+    talk(chat, "after", 2)
+    chat.until(f"not saved: {file} was moved or removed while it was open.")
+    leave(chat)
+    (rescued,) = file.parent.glob("mlxpaged-unsaved-*.json")
+    assert f"this conversation is in {rescued}" in chat.text()
+    assert program("sessions", "import", str(rescued)).code == 0
+    turns = store().messages(store().sessions()[0].id)
+    assert [one.content for one in turns] == ["before", "You said: before", "after", "You said: after"]
+
+
+def test_ephemeral_and_pipes_leave_no_session(
+    terminal: Open, program: Program, environment: dict[str, str], store: Callable[[], Store]
+) -> None:
     chat = terminal("chat", "scripted", "--ephemeral")
     talk(chat, "a secret")
+    chat.until(READY)
+    chat.type(UP)
+    chat.until(">>> a secret", 2)
+    chat.type(CTRL_C)
     leave(chat)
+    assert not (Path(environment["MLXPAGED_STATE"]) / "chat-history").exists()
     assert program("chat", "scripted", stdin="from a script\n").code == 0
     assert store().sessions() == []
 
@@ -179,6 +204,19 @@ def test_a_session_open_elsewhere_is_not_opened_twice(
     assert "there is no conversation to continue yet" in program("chat", "-c", stdin="x\n").err
 
 
+def test_going_on_with_another_conversation_than_the_last_is_said(terminal: Open, program: Program) -> None:
+    before = terminal("chat", "scripted")
+    talk(before, "first")
+    leave(before)
+    chat = terminal("chat", "scripted")
+    talk(chat, "mine")
+    ended = program("chat", "-c", stdin="show\n")
+    assert ended.err == "mlxpaged: 'mine' is open elsewhere; this is the one before it.\n"
+    assert "[user/first]" in ended.out
+    leave(chat)
+    assert program("chat", "-c", stdin="x\n").err == ""
+
+
 def test_a_locked_or_damaged_database_is_one_line_and_the_chat_goes_on(
     terminal: Open, environment: dict[str, str]
 ) -> None:
@@ -194,8 +232,7 @@ def test_a_locked_or_damaged_database_is_one_line_and_the_chat_goes_on(
     chat.until(READY)
     chat.type(CTRL_D)
     assert chat.ended() == 0
-    rescued = re.search(r"this conversation is in\s+(\S+)", chat.text())
-    assert rescued
+    assert re.search(r"this\s+conversation\s+is\s+in\s+\S+", chat.text())
     assert file.read_bytes().startswith(b"this is no database")
 
 
@@ -268,6 +305,8 @@ def test_a_server_that_ends_between_two_questions_is_started_again(
     assert "You said: two" in talk(chat, "two", 2)
     (other,) = servers()
     assert other.pid != server.pid
+    chat.until(READY)
+    assert f"Started a server in the background at {other.url}/v1 (pid {other.pid})" in " ".join(chat.text().split())
 
 
 def test_a_server_that_dies_in_mid_answer_keeps_what_came(
