@@ -75,11 +75,19 @@ def bench_engine(
             )
         for note in info.notes:
             complain(note)
+        complain(
+            f"{info.name}: a warm-up and {repeats} more; each run answers {batch} prompts of {prompt_tokens} tokens "
+            f"with {max_tokens} tokens"
+        )
         random_ids = random.Random(seed)
         runs = []
-        for _ in range(repeats + 1):  # the first run warms up and is not reported
+        for number in range(repeats + 1):  # the first run warms up and is not reported
             prompts = [[random_ids.randrange(info.vocab_size) for _ in range(prompt_tokens)] for _ in range(batch)]
-            runs.append(_run(service, prompts, max_tokens))
+            figures = _run(service, prompts, max_tokens)
+            runs.append(figures)
+            # Told between the runs: a bar that is redrawn beside a run would be measured too.
+            name = f"run {number} of {repeats}" if number else "warm-up"
+            complain(f"{name}: {figures['wall_s']:.1f} s, {figures['tokens_per_s']:,.0f} tokens/s")
     runs = sorted(runs[1:], key=lambda figures: figures["tokens_per_s"])
     print(json.dumps({"model": info.name, "served_by": info.served_by, "repeats": repeats, **runs[len(runs) // 2]}))
 

@@ -20,6 +20,14 @@ def test_one_json_line_with_rates_and_latencies(program: Program) -> None:
     assert 0 <= figures["itl_p50_s"] <= figures["itl_p95_s"]
 
 
+def test_what_is_measured_and_each_run_is_a_line_on_stderr(program: Program) -> None:
+    ended = program("bench", "engine", "scripted", "--batch", "3", "--prompt-tokens", "20", "--repeats", "2")
+    told = ended.err.splitlines()
+    assert told[0].startswith("mlxpaged: scripted: a warm-up and 2 more; each run answers 3 prompts of 20 tokens")
+    assert [line.split(":")[1] for line in told[1:]] == [" warm-up", " run 1 of 2", " run 2 of 2"]
+    assert all(line.endswith(" tokens/s") for line in told[1:])
+
+
 def test_a_batch_over_the_context_is_refused_with_the_flag(program: Program) -> None:
     ended = program("bench", "engine", "scripted", "--prompt-tokens", "500", "--max-tokens", "64")
     assert ended.code == 2
