@@ -1,4 +1,5 @@
-"""Every error a caller may want to tell apart. Owns the tree and each branch's exit code; knows nothing else.
+"""Every error a caller may want to tell apart. Owns the tree, each branch's exit code, and how a refused value is told;
+knows nothing else.
 
 MlxpagedError
   ConfigError            bad flag, file or environment        exit 2
@@ -16,6 +17,9 @@ MlxpagedError
 """
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 
 class MlxpagedError(Exception):
@@ -100,3 +104,12 @@ class LayoutError(MlxpagedError):
 
 class InvariantError(MlxpagedError):
     """A stated invariant does not hold: our bug."""
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """A refused value as its sender wrote it, in JSON, of `most` characters at most."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "nested too deeply"
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BadParameter
+from ..errors import BadParameter, shown
 
 Turn = dict[str, Any]
 """One message as a template sees it: `role` and `content` are always strings."""
@@ -149,7 +149,7 @@ def _turn(message: Mapping[str, Any], place: str) -> Turn:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadParameter(
-            f"{place}.role is {role!r}; it must be one of {', '.join(sorted(_ROLES))}", param=f"{place}.role"
+            f"{place}.role is {shown(role)}; it must be one of {', '.join(sorted(_ROLES))}", param=f"{place}.role"
         )
     turn: Turn = {"role": _ROLES[role], "content": _text(message.get("content"), role, f"{place}.content")}
     for key in ("name", "tool_call_id", "reasoning_content"):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import BadParameter
+from ..errors import BadParameter, shown
 from ..model.tokenizer import Tokenizer
 from ..sched.requests import MAX_STOP_STRINGS, Grammar, SamplingParams
 from .grammar import Vocabulary, schema_notation
@@ -202,7 +202,7 @@ def _arguments_schema(tool: Tool) -> Mapping[str, Any]:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     kind = tool.parameters.get("type", "object")
     if kind != "object":
-        raise BadParameter(f"the parameters of {tool.name} are of type {kind!r}; they must be an object", "tools")
+        raise BadParameter(f"the parameters of {tool.name} are of type {shown(kind)}; they must be an object", "tools")
     return {**tool.parameters, "type": "object"}
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import BadParameter
+from ..errors import BadParameter, shown
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
@@ -82,7 +82,7 @@ class SamplingParams:
 
     def _range(self, name: str, holds: bool, allowed: str) -> None:
         if not holds:
-            raise BadParameter(f"{name} is {getattr(self, name)!r}; it must be {allowed}", param=name)
+            raise BadParameter(f"{name} is {shown(getattr(self, name))}; it must be {allowed}", param=name)
 
 
 class Grammar(Protocol):

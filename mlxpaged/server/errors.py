@@ -34,6 +34,9 @@ _KINDS: tuple[tuple[type[MlxpagedError], int, str, str | None], ...] = (
     (Overloaded, 503, "unavailable_error", "overloaded"),
     (EngineError, 500, "server_error", None),
 )
+ASKED_PATH = "mlxpaged.asked_path"
+"""Where the guard leaves, in a request's scope, the path as the client wrote it."""
+
 _STATUSES = {
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
@@ -115,11 +118,12 @@ async def answer_http(request: Request, error: Exception) -> Response:
     """Starlette's own: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     path, method = request.scope["path"], request.method
+    asked = _shorter(request.scope.get(ASKED_PATH, path))
     match error.status_code:
         case 404:
-            message = f"there is nothing at {path}; try /v1/models, /v1/chat/completions, /v1/messages or /health"
+            message = f"there is nothing at {asked}; try /v1/models, /v1/chat/completions, /v1/messages or /health"
         case 405:
-            message = f"{method} is not a method of {path}; use {(error.headers or {}).get('Allow', 'another')}"
+            message = f"{method} is not a method of {asked}; use {(error.headers or {}).get('Allow', 'another')}"
         case _:
             message = error.detail
     return refusal(error.status_code, message, error.headers, path)
@@ -130,6 +134,10 @@ async def answer_unexpected(request: Request, error: Exception) -> Response:
     _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
     body = error_body(f"the server failed on this request: {type(error).__name__}", "server_error")
     return JsonResponse(for_path(request.scope["path"], 500, body), 500, {"x-should-retry": "false"})
+
+
+def _shorter(path: str) -> str:
+    return path if len(path) <= 100 else f"{path[:97]}..."
 
 
 def refusal(status: int, message: str, headers: Any = None, path: str = "/") -> Response:

@@ -29,6 +29,10 @@ from .metrics import Metrics
 from .options import ServerOptions
 from .sse import EventStream, event, while_connected
 
+_DROPPED_BYTES = 256 * 2**20
+"""What is read of a body that is too large, and dropped: many clients look for the answer only once they have sent
+all of it, and would see nothing but a reset."""
+
 
 class Dialect(Protocol):
     """One response in the words of one endpoint, streamed (`opening`, `event` per delta, `closing`) or whole (`take`
@@ -48,13 +52,14 @@ class Dialect(Protocol):
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that only lacks its place in the queue: each prompt is answered `n` times, each reply held to a grammar
-    of its own where `new_grammar` makes one."""
+    of its own where `new_grammar` makes one. `prompt_param` is what the body calls its prompt."""
 
     dialect: Dialect
     prompts: Sequence[list[int]]
     sampling: SamplingParams
     n: int = 1
     new_grammar: Callable[[], Grammar] | None = None
+    prompt_param: str = "messages"
 
 
 def error_event(error: MlxpagedError) -> bytes:
@@ -97,13 +102,19 @@ class Exchange:
             raise Refused(415, f"the content type is {kind or 'missing'}; send application/json")
         limit = self.options.max_body_bytes
         length = request.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > limit:
-            raise Refused(413, f"the body has {length} bytes; the limit is {limit}")
-        body = bytearray()
+        told = f"{length} bytes" if length.isdecimal() else f"more than {limit} bytes"
+        refused = Refused(413, f"the body has {told}; the limit is {limit}")
+        if length.isdecimal() and int(length) > limit and request.headers.get("expect"):
+            raise refused  # the client waits to be told to send it
+        body, size = bytearray(), 0
         async for piece in request.stream():
-            body += piece
-            if len(body) > limit:
-                raise Refused(413, f"the body has more than {limit} bytes, which is the limit")
+            size += len(piece)
+            if size <= limit:
+                body += piece
+            elif size > limit + _DROPPED_BYTES:
+                break
+        if size > limit:
+            raise refused
         return bytes(body)
 
     async def card(self, name: str | None) -> ModelCard:
@@ -169,6 +180,7 @@ class Exchange:
             try:
                 replies = await self._admit(prepared)
             except PromptTooLong as error:
+                error.param = prepared.prompt_param
                 error.num_tokens, error.context_len = max(map(len, prepared.prompts)), card.context_len
                 raise
         return _Started(prepared.dialect, replies)

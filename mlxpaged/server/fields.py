@@ -12,7 +12,7 @@ import msgspec
 
 from ..chat.messages import Messages
 from ..chat.tools import Tool
-from ..errors import BadParameter, RequestError
+from ..errors import BadParameter, RequestError, shown
 from ..sched.requests import SamplingParams
 from .reply_rules import thinking_kwargs
 
@@ -230,16 +230,17 @@ def _are_ids(items: Sequence[Any]) -> bool:
 
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    for token_id in biases:
+    for token_id, bias in biases.items():
         if not re.fullmatch(r"[0-9]{1,10}", token_id):
-            raise BadParameter(f"logit_bias has the key {token_id[:20]!r}; keys are token ids", param="logit_bias")
+            raise BadParameter(f"logit_bias has the key {shown(token_id)}; keys are token ids", param="logit_bias")
+        _in_range(f"logit_bias of token {token_id}", bias, -100, 100, "logit_bias")
     return tuple((int(token_id), bias) for token_id, bias in biases.items())
 
 
-def _in_range(name: str, value: float | None, least: float, most: float | None) -> None:
+def _in_range(name: str, value: float | None, least: float, most: float | None, param: str | None = None) -> None:
     if value is not None and (value < least or (most is not None and value > most)):
         allowed = f"from {least} to {most}" if most is not None else f"at least {least}"
-        raise BadParameter(f"{name} is {value}; it must be {allowed}", param=name)
+        raise BadParameter(f"{name} is {value}; it must be {allowed}", param=param or name)
 
 
 def _first(*values: Any) -> Any:

@@ -61,7 +61,8 @@ class Generation:
                 echo_ids=tuple(map(tuple, prompts)) if ask.echo and ask.logprobs is not None else (),
             )
             dialect = CompletionDialect(asked, self._backend.token_bytes)
-            return Prepared(dialect, prompts, fields.completion_sampling(ask, card.defaults), asked.n)
+            sampling = fields.completion_sampling(ask, card.defaults)
+            return Prepared(dialect, prompts, sampling, asked.n, prompt_param="prompt")
 
         return await self._exchange.answer(request, Asking(ask.model, bool(ask.stream), prepare))
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import refusal
+from .errors import ASKED_PATH, refusal
 
 LOCAL_ORIGINS = re.compile(
     r"https?://(localhost|[\w.-]+\.localhost|127\.0\.0\.1|\[::1\])(:\d+)?|(app|file|tauri|vscode-webview)://.*"
@@ -55,7 +55,8 @@ class Guard:
         if problem := self._problem(headers):
             await refusal(403, problem, path=normal_path(scope["path"]))(scope, receive, sending)
             return
-        await self._app({**scope, "path": normal_path(scope["path"])}, receive, sending)
+        paths = {"path": normal_path(scope["path"]), ASKED_PATH: scope["path"]}
+        await self._app({**scope, **paths}, receive, sending)
 
     def _problem(self, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")

@@ -127,6 +127,60 @@ def test_a_value_out_of_range_is_refused_by_name(body: dict[str, Any], param: st
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"stop": ["a"] * 100},
+            'stop is ["a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "a", "...; it must be at most 16 strings',
+        ),
+        ({"logit_bias": {"5": 1000}}, "logit_bias of token 5 is 1000.0; it must be from -100 to 100"),
+        ({"logit_bias": {"dog": 1}}, 'logit_bias has the key "dog"; keys are token ids'),
+        ({"seed": 2**63}, "seed is 9223372036854775808; it must be a 64-bit integer"),
+    ],
+)
+def test_a_refused_value_is_told_as_it_was_sent_and_in_short(body: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        chat(**body)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("role", "told"), [(None, "null"), ({"a": [1, True]}, '{"a": [1, true]}'), ("k" * 99, f'"{"k" * 56}...')]
+)
+def test_a_role_is_told_as_it_was_sent(serve: Serve, role: object, told: str) -> None:
+    answer = serve().http.post("/v1/chat/completions", json={"messages": [{"role": role, "content": "a"}]})
+    assert answer.json()["error"]["message"].startswith(f"messages[0].role is {told}; it must be one of ")
+
+
+def test_a_completion_too_long_is_a_fault_of_its_prompt(serve: Serve) -> None:
+    server = serve(ScriptedService(context_len=21))
+    for body in ({"prompt": [1] * 30}, {"prompt": "a" * 30, "stream": True}):
+        error = server.http.post("/v1/completions", json=body).json()["error"]
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert server.http.post("/v1/chat/completions", json=HELLO).json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_vllm_s_fields_reach_the_engine_from_both_endpoints(serve: Serve, path: str) -> None:
+    server, given = (
+        serve(),
+        {
+            "top_k": 7,
+            "min_p": 0.25,
+            "repetition_penalty": 1.5,
+            "min_tokens": 3,
+            "ignore_eos": True,
+            "stop_token_ids": [5, 6],
+            "skip_special_tokens": False,
+        },
+    )
+    answer = server.http.post(path, json={**(HELLO if "chat" in path else {"prompt": "a"}), "max_tokens": 9, **given})
+    assert answer.status_code == 200
+    (_, sampling), *_ = server.service.submitted
+    assert {name: getattr(sampling, name) for name in given} == {**given, "stop_token_ids": (5, 6)}
+
+
+@pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"logprobs": 21}, "logprobs"),

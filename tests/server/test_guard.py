@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
 import pytest
 
 from mlxpaged.server.guard import normal_path
@@ -102,6 +108,43 @@ def test_a_body_over_the_limit_is_a_413_with_or_without_its_length(serve: Serve)
     for content in (b" " * 1001, iter([b" " * 600, b" " * 600])):
         answer = server.http.post(CHAT, content=content, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize("megabytes", [60, 120])
+def test_a_client_that_sends_all_before_it_listens_sees_the_413(serve: Serve, megabytes: int) -> None:
+    """Python's own client asks for the connection to be closed; unread bytes would make that a reset."""
+    asking = Request(serve().url + CHAT, bytes(megabytes * 10**6), {"content-type": "application/json"})
+    with pytest.raises(HTTPError) as refused:
+        build_opener(ProxyHandler({})).open(asking, timeout=60)
+    with refused.value as answer:
+        error = json.load(answer)["error"]
+    assert (answer.code, error["message"]) == (413, f"the body has {megabytes}000000 bytes; the limit is 33554432")
+
+
+def test_a_client_that_waits_for_leave_is_refused_before_it_sends(serve: Serve) -> None:
+    address = urlsplit(serve().url)
+    with socket.create_connection((address.hostname, address.port), timeout=20) as client:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: 60000000\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "message"),
+    [
+        (
+            "GET",
+            "/v1/nope",
+            "there is nothing at /v1/nope; try /v1/models, /v1/chat/completions, /v1/messages or /health",
+        ),
+        ("GET", "/nope/", "there is nothing at /nope/; try /v1/models, /v1/chat/completions, /v1/messages or /health"),
+        ("GET", CHAT, "GET is not a method of /v1/chat/completions; use POST"),
+        ("GET", "/v1/" + "a" * 500, f"there is nothing at /v1/{'a' * 93}...; try "),
+    ],
+)
+def test_a_wrong_path_is_told_as_it_was_asked(serve: Serve, method: str, path: str, message: str) -> None:
+    told = serve().http.request(method, path).json()["error"]["message"]
+    assert told.startswith(message)
 
 
 @pytest.mark.parametrize(
