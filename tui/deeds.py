@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
+from ..chat.values import SETTABLE, with_value
 from ..errors import BadParameter, MlxpagedError
 from .commands import COMMANDS, Command
 from .dialogs import Confirm, Help, Question, Search
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from .state import Talk
     from .tracker import Tracker
     from .transcript import Transcript
-
-_WHOLE = {"max_tokens", "top_k", "seed", "min_tokens"}
-_SETTABLE = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty")
 
 
 class Deeds(Screen[None]):
@@ -161,7 +159,7 @@ class Deeds(Screen[None]):
         if words:
             self.attempt(self.tracker.set_params(self.chosen, params))
         shown = ", ".join(f"{name} {value:g}" for name, value in params.items())
-        self.tell(shown or f"The model's own values. Settable: {', '.join(_SETTABLE)}; VALUE default unsets.")
+        self.tell(shown or f"The model's own values. Settable: {', '.join(SETTABLE)}; VALUE default unsets.")
 
     def do_copy(self, words: str) -> None:
         code = self.transcript.last_code()
@@ -294,14 +292,5 @@ def _set(params: dict[str, float], words: list[str]) -> dict[str, float]:
     if len(words) % 2:
         raise BadParameter(f"{words[-1]} has no value; write /params NAME VALUE, as in: /params temperature 0.7")
     for name, text in zip(words[::2], words[1::2], strict=True):
-        name = name.removeprefix("--").replace("-", "_")
-        if name not in _SETTABLE:
-            raise BadParameter(f"there is no parameter {name}; settable are {', '.join(_SETTABLE)}", param=name)
-        if text == "default":
-            params.pop(name, None)
-            continue
-        try:
-            params[name] = int(text) if name in _WHOLE else float(text)
-        except ValueError:
-            raise BadParameter(f"{name} is {text!r}; write a number, or default", param=name) from None
+        params = with_value(params, name, text)
     return params

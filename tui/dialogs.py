@@ -46,9 +46,9 @@ class Question(Dialog):
 
 
 class Confirm(Dialog):
-    """Asks before something is lost."""
+    """Asks before something is lost. Enter, the key just pressed, is no answer."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("y,enter", "dismiss('yes')", "yes", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("y", "dismiss('yes')", "yes", show=False)]
 
     def __init__(self, question: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Confirm(Dialog):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(self._question, classes="dialog-head", markup=False)
-            yield Static("y or Enter: yes · Esc: no", classes="dialog-foot")
+            yield Static("y: yes · Esc: no", classes="dialog-foot")
 
 
 class Search(Dialog):

@@ -39,7 +39,8 @@ def figures_of(turn: Turn, keys: Keys) -> Content | None:
     retry = keys.hint("retry", "/retry")
     if turn.state == "error":
         reason = neutralise(turn.error or "the reply broke off")
-        parts.append(Content.assemble((f"! {reason}", "$error"), (f" · {retry} retries", "$foreground-muted")))
+        on = f"/continue goes on, {retry} retries" if turn.text else f"{retry} retries"
+        parts.append(Content.assemble((f"! {reason}", "$error"), (f" · {on}", "$foreground-muted")))
     elif turn.state == "interrupted":
         on = f" · /continue goes on, {retry} retries"
         parts.append(Content.assemble(("‖ interrupted", "$warning"), (on, "$foreground-muted")))

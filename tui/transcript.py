@@ -131,7 +131,9 @@ class Transcript(VerticalScroll):
 
     def action_go_on(self) -> None:
         turns = self.talk.turns or []
-        if turns and turns[-1].role == "assistant" and turns[-1].state in CONTINUABLE:
+        if self.talk.phase.is_live:
+            self.post_message(Tell("This session is still answering."))
+        elif turns and turns[-1].role == "assistant" and turns[-1].state in CONTINUABLE:
             self.post_message(GoOn(turns[-1].id))
         else:
             self.post_message(Tell("The last reply is complete; there is nothing to continue."))

@@ -5,27 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..chat.messages import Messages
 from ..chat.sessions import CONTINUABLE, Message, Session
 from ..chat.store import ReplyDraft, Store
-from ..errors import BadParameter, ConfigError
+from ..chat.values import SETTABLE, with_value
+from ..errors import ConfigError
 from ..sched.requests import SamplingParams
-from .options import MAX_TEMPERATURE, sampling_values
+from .options import sampling_values
 
-_WHOLE = {"max_tokens", "top_k", "seed", "min_tokens"}
-_SETTABLE = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
 _THINK = "enable_thinking"
 _LARGEST_FILE = 1 << 20
 
@@ -184,36 +172,10 @@ class Conversation:
     def shown_values(self, defaults: Mapping[str, float]) -> str:
         """Every settable value as it stands, one per line."""
         sampling = self.sampling(defaults)
-        shown = {name: getattr(sampling, name) for name in _SETTABLE}
+        shown = {name: getattr(sampling, name) for name in SETTABLE}
         return "\n".join(f"{name:18} {'-' if value is None else value}" for name, value in shown.items())
 
     def set_value(self, name: str, text: str) -> None:
-        """Sets one sampling value, or gives it back to the model with `default`.
-
-        Raises ConfigError for a name or a text that is no number, BadParameter when it is out of range.
-        """
-        name = name.removeprefix("--").replace("-", "_")
-        if name not in _SETTABLE:
-            raise ConfigError(f"there is no parameter {name}; settable are {', '.join(_SETTABLE)}")
-        params = dict(self.session.params)
-        if text == "default":
-            params.pop(name, None)
-        else:
-            value = _number(name, text)
-            if name == "max_tokens" and value < 1:
-                raise BadParameter(f"max_tokens is {text}; it must be at least 1, or default", param=name)
-            if name == "temperature" and not 0 <= value <= MAX_TEMPERATURE:
-                allowed = f"from 0 (greedy) to {MAX_TEMPERATURE}"
-                raise BadParameter(f"temperature is {text}; it must be {allowed}, or default", param=name)
-            changed: dict[str, Any] = {**self.values, name: value}
-            SamplingParams(**changed)
-            params[name] = value
-        self.store.set_params(self.id, params)
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return int(text) if name in _WHOLE else float(text)
-    except ValueError:
-        kind = "a whole number" if name in _WHOLE else "a number"
-        raise ConfigError(f"{name} is {text!r}; write {kind}, or default") from None
+        """Sets one sampling value, or gives it back to the model with `default`; see chat/values.py. Raises
+        BadParameter."""
+        self.store.set_params(self.id, with_value(self.session.params, name, text, self.values))

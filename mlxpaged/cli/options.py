@@ -13,8 +13,6 @@ import typer
 from ..config import Attention, Dtype, EngineConfig
 from ..errors import BadParameter, ConfigError
 
-MAX_TEMPERATURE = 2
-"""What the server takes over HTTP, so that a value means the same with and without a server."""
 
 _MODEL_HELP = "A hub id (org/name), a folder, a .gguf file, or smollm2."
 
@@ -76,6 +74,7 @@ class SamplingFlags:
 
     def check(self) -> None:
         """Raises ConfigError, naming the flag, when a value is out of range: before a model is loaded."""
+        from ..chat.values import MAX_TEMPERATURE
         from ..sched.requests import SamplingParams
 
         if self.max_tokens is not None and self.max_tokens < 1:

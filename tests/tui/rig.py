@@ -114,6 +114,10 @@ class Rig:
         await self.pilot.press(*keys)
         await self.drawn()
 
+    def toasts(self) -> str:
+        """The notices that are shown, unwrapped."""
+        return "\n".join(notice.message for notice in self.app._notifications)
+
     def text(self) -> str:
         """The screen as plain lines."""
         screen = self.app.screen

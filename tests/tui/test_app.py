@@ -632,3 +632,47 @@ def test_leaving_closes_the_link_and_saves() -> None:
             assert rig.app.return_code == 0
 
     run(test)
+
+
+def test_a_value_out_of_range_is_refused_when_it_is_set_and_not_at_the_next_message() -> None:
+    async def test() -> None:
+        async with running(scripted("ok")) as rig:
+            rig.chat.prompt.put("/params temperature 99")
+            await rig.press("enter")
+            await rig.until(lambda: "temperature is 99; it must be from 0 (greedy) to 2" in rig.toasts())
+            assert rig.chat.talk.params == {}
+            rig.chat.prompt.put("/params temperature 0.5")
+            await rig.press("enter")
+            await rig.until(lambda: rig.chat.talk.params == {"temperature": 0.5})
+
+    run(test)
+
+
+def test_continue_says_so_while_the_reply_is_still_written() -> None:
+    async def test() -> None:
+        async with running(scripted("One ", "two ", "three")) as rig:
+            await rig.send("count")
+            await rig.step(2)
+            rig.chat.prompt.put("/continue")
+            await rig.press("enter")
+            await rig.until(lambda: "This session is still answering." in rig.toasts())
+            await finish(rig)
+
+    run(test)
+
+
+def test_enter_does_not_delete_a_session() -> None:
+    async def test() -> None:
+        async with running(scripted("ok")) as rig:
+            await rig.send("keep me")
+            await finish(rig)
+            rig.chat.prompt.put("/delete")
+            await rig.press("enter")
+            await rig.until(lambda: "for good?" in rig.text())
+            await rig.press("enter")
+            await rig.pilot.pause()
+            assert "for good?" in rig.text() and len(rig.chat.talks) == 1
+            await rig.press("y")
+            await rig.until(lambda: "keep me" not in rig.text())
+
+    run(test)
