@@ -13,7 +13,6 @@ import typer
 from ..config import Attention, Dtype, EngineConfig
 from ..errors import BadParameter, ConfigError
 
-
 _MODEL_HELP = "A hub id (org/name), a folder, a .gguf file, or smollm2."
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP, envvar="MLXPAGED_MODEL")]
