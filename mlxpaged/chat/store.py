@@ -119,20 +119,26 @@ class Store(SessionReader):
                 before = self._add(one)
             return self.session(new.id)
 
-    def take_in(self, found: Sequence[tuple[Session, Sequence[Message]]]) -> None:
-        """Keep sessions that were written out (see `sessions.from_json`), closed. One that is here with other turns
-        becomes a session of its own. Raises ConfigError, and keeps none, where one is here already or has no turns."""
+    def take_in(self, found: Sequence[tuple[Session, Sequence[Message]]]) -> int:
+        """Keep sessions that were written out (see `sessions.from_json`), closed; how many. One that is here with other
+        turns becomes a session of its own, one that is here as it is is left out. Raises ConfigError, and keeps none,
+        where all are here already or one has no turns."""
         with self._lock:
             here = {one.id for one in self.sessions()}
+            new = []
             for session, messages in found:
                 name = session.title or session.id
                 if not messages:
                     raise ConfigError(f"the conversation {name!r} has no turns")
                 known = {(one.id, one.content) for one in self.messages(session.id)} if session.id in here else set()
-                if all((one.id, one.content) in known for one in messages):
-                    raise ConfigError(f"the conversation {name!r} is here already (id {session.id})")
-            for session, messages in found:
+                if any((one.id, one.content) not in known for one in messages):
+                    new.append((session, messages))
+            if found and not new:
+                named = f"the conversation {name!r} is" if len(found) == 1 else f"all {len(found)} conversations are"
+                raise ConfigError(f"{named} here already (id {', '.join(one.id for one, _ in found[:3])})")
+            for session, messages in new:
                 self._take_in(session, messages, session.id in here)
+            return len(new)
 
     def _take_in(self, session: Session, messages: Sequence[Message], anew: bool) -> None:
         if anew:

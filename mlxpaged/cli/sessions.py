@@ -114,10 +114,12 @@ def take_in(
     try:
         read = [from_json(one) for one in (found if isinstance(found, list) else [found])]
         with _store(makes=True) as store:
-            store.take_in(read)
+            taken = store.take_in(read)
     except ConfigError as error:
         raise ConfigError(f"cannot import {file}: {error}") from error
-    complain(f"{len(read)} conversation{'s' * (len(read) != 1)} taken in from {file}")
+    known = len(read) - taken
+    here = f"; {known} {'was' if known == 1 else 'were'} here already" if known else ""
+    complain(f"{taken} conversation{'s' * (taken != 1)} taken in from {file}{here}")
 
 
 @sessions.command("rename")

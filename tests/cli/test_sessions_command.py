@@ -64,7 +64,7 @@ def test_what_was_written_out_comes_back_as_it_was(program: Program, store: Stor
     target = tmp_path / "all.json"
     assert program("sessions", "export", "--all", "-o", str(target)).code == 0
     again = program("sessions", "import", str(target))
-    assert again.code == 2 and "is here already" in again.err
+    assert again.code == 2 and "all 2 conversations are here already" in again.err
     elsewhere = {"MLXPAGED_DATA": str(tmp_path / "elsewhere")}
     taken = program("sessions", "import", str(target), **elsewhere)
     assert (taken.code, taken.err) == (0, f"mlxpaged: 2 conversations taken in from {target}\n")
@@ -81,6 +81,15 @@ def test_a_conversation_that_went_on_elsewhere_is_taken_in_beside_the_one_here(
     assert len(json.loads(program("sessions", "list", "--json").out)) == 3
     assert "quick and red" in program("sessions", "search", "and red").out
     assert "They are quick." in program("sessions", "show", whole["id"]).out
+
+
+def test_of_a_file_only_what_is_not_here_yet_is_taken_in(program: Program, store: Store, tmp_path: Path) -> None:
+    assert program("sessions", "export", "--all", "-o", "all.json").code == 0
+    assert program("sessions", "rm", "foxes").code == 0
+    assert program("sessions", "import", "all.json").err == (
+        "mlxpaged: 1 conversation taken in from all.json; 1 was here already\n"
+    )
+    assert len(json.loads(program("sessions", "list", "--json").out)) == 2
 
 
 @pytest.mark.parametrize(
