@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlxpaged.errors import Overloaded
+from mlxpaged.errors import Overloaded, PromptTooLong
 from mlxpaged.sched.allocator import GroupSpec
 from mlxpaged.sched.events import TokenEvent
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams, StepResult
@@ -52,6 +52,13 @@ def test_a_one_token_prompt_has_no_chunk() -> None:
     r.scheduler.add(request(1, 1))
     plan = r.scheduler.schedule()
     assert plan is not None and plan.chunks == () and plan.decode_positions.tolist() == [0]
+
+
+def test_a_prompt_that_can_never_run_is_told_to_grow_the_pool_only_where_that_helps() -> None:
+    with pytest.raises(PromptTooLong, match=r"the context holds 40 .*; shorten the prompt$"):
+        rig(context=40).scheduler.add(request(1, 40))
+    with pytest.raises(PromptTooLong, match=r"the pool 48, .*; shorten the prompt, or raise --memory-budget$"):
+        rig(blocks=4).scheduler.add(request(1, 48))
 
 
 def test_the_prompt_with_the_fewest_tokens_left_goes_first() -> None:
