@@ -18,7 +18,7 @@ from ..errors import ConfigError, MlxpagedError
 from .changes import Change
 from .chat_screen import ChatScreen
 from .commands import PaletteCommands
-from .connection import Connect
+from .connection import Connect, Link
 from .keymap import Keys, keys_from
 from .keys import bound
 from .themes import NIGHT, THEMES
@@ -56,6 +56,7 @@ class TuiApp(App[None]):
         super().__init__()
         self.keys = keys_from(keys or {})
         _teach_alt_keys(self.keys)
+        self._told: Link | None = None  # whose notice was shown
         self.tracker = Tracker(store, connect, self._changed, models)
         self.rescued: str | None = None
         """A file that took what could not be saved; known once the app has ended."""
@@ -92,12 +93,18 @@ class TuiApp(App[None]):
         self.rescued = await self.tracker.close()
         self.exit()
 
+    def _tell_where(self) -> None:
+        """Says once of each server that answers where it is: also of one that took a dead one's place."""
+        engine = self.tracker.connections.first.engine
+        if engine and engine.link is not self._told:
+            self._told = engine.link
+            if engine.link.notice:
+                self.notify(engine.link.notice, timeout=8, markup=False)
+
     async def _greet(self) -> None:
         """Reaches the engine while the person may already write."""
         with suppress(MlxpagedError):
-            engine = await self.tracker.connections.first.ready()
-            if engine.link.notice:
-                self.notify(engine.link.notice, timeout=8, markup=False)
+            await self.tracker.connections.first.ready()
         for one in self.tracker.connections.others:
             if not one.engine and not one.note:  # nobody has asked it yet
                 try:
@@ -108,6 +115,8 @@ class TuiApp(App[None]):
                     )
 
     def _changed(self, session_id: str, change: Change) -> None:
+        if change is Change.ENGINE:
+            self._tell_where()
         if self._chat:
             self._chat.frames.changed(session_id, change)
 

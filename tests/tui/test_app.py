@@ -20,7 +20,7 @@ from mlxpaged.tui.sidebar import Sidebar
 from mlxpaged.tui.state import Phase
 from mlxpaged.tui.transcript import Transcript
 from tests.scripted import ByteTokenizer, ScriptedService, says
-from tests.tui.rig import Rig, run, running
+from tests.tui.rig import Doors, Rig, run, running
 
 
 @pytest.fixture(autouse=True)
@@ -630,6 +630,23 @@ def test_leaving_closes_the_link_and_saves() -> None:
             rig.service.step()
             await rig.until(lambda: engine and engine.link.closed)
             assert rig.app.return_code == 0
+
+    run(test)
+
+
+def test_a_server_that_takes_a_dead_ones_place_is_told_of_like_the_first() -> None:
+    async def test() -> None:
+        service = scripted("ok")
+        async with running(service, doors=Doors(service, "Started a server at http://127.0.0.1:1.")) as rig:
+            await rig.until(lambda: rig.toasts().count("Started a server") == 1)
+            await rig.send("one")
+            await finish(rig)
+            assert rig.toasts().count("Started a server") == 1
+            rig.app.clear_notifications()
+            await rig.app.tracker.connections.first.lost(in_use=False)
+            await rig.send("two")
+            await rig.until(lambda: rig.toasts().count("Started a server") == 1)
+            await finish(rig)
 
     run(test)
 
