@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench_figures import RATIOS, Figures, Load, Run, agreement, figures, medians, occupancy, paired_ratios
+from bench_flags import add_model_flags, at_least, length_range, report_of
 
-from mlxpaged.errors import ConfigError, MlxpagedError
-from mlxpaged.model.startup import before_mlx
+from mlxpaged.errors import ConfigError
 
 if TYPE_CHECKING:
     from bench_engines import Ours, Theirs
@@ -34,23 +34,16 @@ AGAINST = ("static", "sequential")
 
 def main() -> int:
     arguments = parse_arguments()
-    before_mlx()
-    try:
-        report = bench(arguments)
-    except MlxpagedError as error:
-        print(f"bench_batch: {error}", file=sys.stderr)
-        return 2
+    report = report_of(bench, arguments)
     print(json.dumps(report) if arguments.json else table(report))
     return 0
 
 
 def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    at_least = lambda least: lambda text: _at_least(least, text)  # noqa: E731
-    parser.add_argument("--model", choices=("smollm2", "1b", "8b", "tiny"), default="smollm2")
-    parser.add_argument("--bits", type=int, choices=(32, 16, 8, 4), help="of a weight (default: 32 on a CPU, else 16)")
+    add_model_flags(parser, "smollm2")
     parser.add_argument("--batch", type=at_least(1), metavar="B", help="prompts at once (default: 8; tiny: 4)")
-    parser.add_argument("--prompt", type=_range, metavar="LO-HI", help="tokens of a prompt, or of each: N")
+    parser.add_argument("--prompt", type=length_range, metavar="LO-HI", help="tokens of a prompt, or of each: N")
     parser.add_argument("--new", type=at_least(2), metavar="N", help="tokens of each reply (default: 64; 1b, 8b: 128)")
     parser.add_argument("--shared-prefix", type=at_least(0), default=0, metavar="N", help="ids before every prompt")
     parser.add_argument(
@@ -210,30 +203,11 @@ def _classic_lines(classic: Figures | None) -> list[str]:
     return lines
 
 
-def _at_least(least: int, text: str) -> int:
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{value} is too small; {least} or more")
-    return value
-
-
 def _above_zero(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1000:
         raise argparse.ArgumentTypeError(f"{text} is out of range; above 0, up to 1000")
     return value
-
-
-def _range(text: str) -> tuple[int, int]:
-    """ "512" or "64-2048"."""
-    low, _, high = text.partition("-")
-    try:
-        found = int(low), int(high or low)
-    except ValueError:
-        found = (0, 0)
-    if not 1 <= found[0] <= found[1]:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length; give one such as 512, or a range such as 64-2048")
-    return found
 
 
 def _names(text: str) -> tuple[str, ...]:

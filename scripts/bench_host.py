@@ -24,8 +24,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mlxpaged.errors import MlxpagedError
-from mlxpaged.model.startup import before_mlx
+from bench_flags import add_model_flags, at_least, length_range, report_of
 
 if TYPE_CHECKING:
     import mlx.nn as nn
@@ -41,26 +40,17 @@ WARM_STEPS = 12
 
 def main() -> int:
     arguments = parse_arguments()
-    before_mlx()
-    try:
-        report = bench(arguments)
-    except MlxpagedError as error:
-        print(f"bench_host: {error}", file=sys.stderr)
-        return 2
+    report = report_of(bench, arguments)
     print(json.dumps(report) if arguments.json else table(report))
     return 0
 
 
 def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    from bench_batch import _at_least, _range
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    number = lambda text: _at_least(1, text)  # noqa: E731
-    parser.add_argument("--model", choices=("smollm2", "1b", "8b", "tiny"), default="tiny")
-    parser.add_argument("--bits", type=int, choices=(32, 16, 8, 4), help="of a weight (default: 32 on a CPU, else 16)")
+    add_model_flags(parser, "tiny")
     parser.add_argument("--batch", type=_batches, default=(1, 8, 32, 64), metavar="B,...", help="rows at once")
-    parser.add_argument("--context", type=_range, default=(64, 64), metavar="LO-HI", help="tokens of each prompt")
-    parser.add_argument("--steps", type=number, default=60, metavar="N", help="measured steps (default: 60)")
+    parser.add_argument("--context", type=length_range, default=(64, 64), metavar="LO-HI", help="tokens of each prompt")
+    parser.add_argument("--steps", type=at_least(1), default=60, metavar="N", help="measured steps (default: 60)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--json", action="store_true", help="one JSON line instead of a table")
@@ -68,9 +58,7 @@ def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _batches(text: str) -> tuple[int, ...]:
-    from bench_batch import _at_least
-
-    return tuple(_at_least(1, part) for part in text.split(","))
+    return tuple(at_least(1)(part) for part in text.split(","))
 
 
 def bench(arguments: argparse.Namespace) -> Figures:

@@ -26,9 +26,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench_figures import percentile
-
-from mlxpaged.errors import MlxpagedError
-from mlxpaged.model.startup import before_mlx
+from bench_flags import add_model_flags, at_least, report_of
 
 if TYPE_CHECKING:
     from mlxpaged.engine.core import EngineCore
@@ -40,27 +38,18 @@ WARM_TOKENS = 8
 
 def main() -> int:
     arguments = parse_arguments()
-    before_mlx()
-    try:
-        report = bench(arguments)
-    except MlxpagedError as error:
-        print(f"bench_latency: {error}", file=sys.stderr)
-        return 2
+    report = report_of(bench, arguments)
     print(json.dumps(report, indent=None if arguments.json else 1))
     return 0 if report["stall"]["held"] and report["prefix"]["held"] else 1
 
 
 def parse_arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
-    from bench_batch import _at_least
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    number = lambda text: _at_least(1, text)  # noqa: E731
-    parser.add_argument("--model", choices=("smollm2", "1b", "8b", "tiny"), default="tiny")
-    parser.add_argument("--bits", type=int, choices=(32, 16, 8, 4), help="of a weight (default: 32 on a CPU, else 16)")
-    parser.add_argument("--replies", type=number, default=4, metavar="N", help="that run beside the long prompt")
-    parser.add_argument("--prompt", type=number, default=4000, metavar="N", help="tokens of the long prompt")
-    parser.add_argument("--shared", type=number, default=500, metavar="N", help="tokens that two prompts share")
-    parser.add_argument("--repeats", type=number, default=5, metavar="N", help="pairs of prompts (default: 5)")
+    add_model_flags(parser, "tiny")
+    parser.add_argument("--replies", type=at_least(1), default=4, metavar="N", help="that run beside the long prompt")
+    parser.add_argument("--prompt", type=at_least(1), default=4000, metavar="N", help="tokens of the long prompt")
+    parser.add_argument("--shared", type=at_least(1), default=500, metavar="N", help="tokens that two prompts share")
+    parser.add_argument("--repeats", type=at_least(1), default=5, metavar="N", help="pairs of prompts (default: 5)")
     parser.add_argument("--json", action="store_true", help="one JSON line")
     return parser.parse_args(given)
 
