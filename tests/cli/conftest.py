@@ -133,12 +133,18 @@ class Terminal:
 
     def until(self, text: str, count: int = 1) -> str:
         """Reads until the screen shows `text` `count` times, then gives it; fails the test when it never does."""
-        while (shown := self.text()).count(text) < count:
+        while self.count(text) < count:
             try:
                 self._take(self._process.read_nonblocking(65536, timeout=PATIENCE_S))
             except (pexpect.TIMEOUT, pexpect.EOF) as error:
-                pytest.fail(f"{type(error).__name__} before {text!r} was shown {count} times; the screen:\n{shown}")
-        return shown
+                said = f"{type(error).__name__} before {text!r} was shown {count} times"
+                pytest.fail(f"{said}; the screen:\n{self.text()}")
+        return self.text()
+
+    def count(self, text: str) -> int:
+        """How often `text` stands on the screen, also where the terminal broke it at its edge, in or between words."""
+        shown = self.text()
+        return max(lines.count(text) for lines in (shown, shown.replace("\n", ""), shown.replace("\n", " ")))
 
     def until_true(self, holds: Callable[[], bool]) -> None:
         """Reads on until something outside the screen is true; fails the test when it never is."""

@@ -4,7 +4,6 @@ go. Real processes in a terminal."""
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -157,7 +156,7 @@ def test_a_file_moved_away_under_a_chat_is_one_line_and_every_word_comes_back(
     chat.until(f"not saved: {file} was moved or removed while it was open.")
     leave(chat)
     (rescued,) = file.parent.glob("mlxpaged-unsaved-*.json")
-    assert f"this conversation is in {rescued}" in chat.text()
+    assert chat.count(f"this conversation is in {rescued}") == 1
     assert program("sessions", "import", str(rescued)).code == 0
     turns = store().messages(store().sessions()[0].id)
     assert [one.content for one in turns] == ["before", "You said: before", "after", "You said: after"]
@@ -232,7 +231,7 @@ def test_a_locked_or_damaged_database_is_one_line_and_the_chat_goes_on(
     chat.until(READY)
     chat.type(CTRL_D)
     assert chat.ended() == 0
-    assert re.search(r"this\s+conversation\s+is\s+in\s+\S+", chat.text())
+    assert chat.count("this conversation is in") == 1
     assert file.read_bytes().startswith(b"this is no database")
 
 
@@ -263,11 +262,11 @@ def test_a_full_disk_is_one_line_and_the_words_stay(
     run = "sys.argv[:] = ['mlxpaged', *sys.argv[1:]]; runpy.run_module('tests.cli.program', run_name='__main__')"
     chat = terminal("chat", "scripted", "--ctx", "4000", command=(sys.executable, "-c", limit + run))
     asked = 0
-    while "not saved:" not in chat.text():
+    while not chat.count("not saved:"):
         asked += 1
         talk(chat, f"question {asked} ", asked)
         chat.until(READY)
-    assert "is the disk or the quota full?" in " ".join(chat.text().split())
+    assert chat.count("is the disk or the quota full?") == 1
     assert f"You said: question {asked + 1}" in talk(chat, f"question {asked + 1}", asked + 1)
     chat.until(READY)
     chat.type("/export kept.md" + ENTER)
@@ -306,7 +305,7 @@ def test_a_server_that_ends_between_two_questions_is_started_again(
     (other,) = servers()
     assert other.pid != server.pid
     chat.until(READY)
-    assert f"Started a server in the background at {other.url}/v1 (pid {other.pid})" in " ".join(chat.text().split())
+    assert chat.count(f"Started a server in the background at {other.url}/v1 (pid {other.pid})") == 1
 
 
 def test_a_server_that_dies_in_mid_answer_keeps_what_came(
