@@ -14,8 +14,9 @@ from typing import Any
 
 from ..chat.backend import ModelCard, Reply
 from ..chat.messages import Messages
+from ..chat.reply_draft import CHECKPOINT_S, ReplyDraft
 from ..chat.sessions import State
-from ..chat.store import CHECKPOINT_S, ReplyDraft, Store
+from ..chat.store import Store
 from ..engine.events import Delta
 from ..errors import MlxpagedError, Unreachable
 from ..sched.requests import FinishReason, SamplingParams

@@ -1,5 +1,5 @@
-"""How a face comes to a server: by address, by finding this user's own, or by starting one in the background. Owns the
-start of that process; never imports the engine, so a face is light and its crash harms no one.
+"""How a face comes to a server: by address, by finding this user's own, or by having one started in the background (see
+`background`). Never imports the engine, so a face is light and its crash harms no one.
 
     attached = await attach("smollm2")      # or attach(None): whatever runs; attach(url="http://...")
     card = await attached.ready()           # waits for the model; then attached.backend answers
@@ -12,40 +12,22 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import socket
 import subprocess
-import sys
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from .. import paths
-from ..config import DEFAULT_MODEL, DEFAULT_PORT
-from ..errors import (
-    ConfigError,
-    MlxpagedError,
-    ModelNotFound,
-    Overloaded,
-    RequestError,
-    Unreachable,
-    UnsupportedModel,
-)
+from ..config import DEFAULT_MODEL
+from ..errors import MlxpagedError, ModelNotFound, Overloaded, RequestError, Unreachable, UnsupportedModel
 from .backend import ModelCard
+from .background import Start, has_ended, started, why_it_ended
 from .remote import RemoteBackend
-from .servers import ServerRecord, proven, proves_itself, records
-
-IDLE_EXIT_S = 600
-"""A server started in the background ends itself after this long without a face or a request."""
+from .servers import ServerRecord, proven
 
 PING_S = 60.0
-_START_S = 60.0
-_END_S = 5.0
 _POLL_S = 0.1
 _NEARNESS = {"ready": 0, "loading": 1, "unloaded": 2}
-_ERRORS = {2: ConfigError, 3: ModelNotFound, 4: Unreachable}
 
 OnStatus = Callable[[str], None]
 """Called with a short phrase about what is being waited for."""
@@ -105,8 +87,8 @@ class Attached:
             return await self.backend.models()
         except Unreachable:
             # Its sockets close a moment before it ends; why it ended is in its code and its last line.
-            if self._process and await _ended(self._process):
-                raise _died(self._process.returncode) from None
+            if self._process and await has_ended(self._process):
+                raise why_it_ended(self._process.returncode) from None
             raise
 
     async def _load(self, name: str) -> None:
@@ -129,20 +111,6 @@ class Attached:
                 self._process.poll()
             with suppress(MlxpagedError):
                 await self.backend.models()
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a server is started where none runs. `program` runs mlxpaged; `flags` are further flags of `serve`."""
-
-    program: tuple[str, ...] = (sys.executable, "-m", "mlxpaged")
-    flags: tuple[str, ...] = ()
-    idle_exit_s: float = IDLE_EXIT_S
-
-    def command(self, model: str, port: int) -> list[str]:
-        """The command line of the background server."""
-        idle = f"{self.idle_exit_s:g}"
-        return [*self.program, "serve", model, "--port", str(port), "--idle-exit", idle, *self.flags]
 
 
 async def attach(
@@ -175,7 +143,7 @@ async def attach(
             return Attached(_backend(found, model), model, notice, found)
         on_status("starting a server")
         name = model or DEFAULT_MODEL
-        record, process = await _started(name, start)
+        record, process = await started(name, start)
     notice = (
         f"Started a server in the background at {record.url}/v1 (pid {record.pid}); other programs may use it. "
         f"It ends itself after {start.idle_exit_s / 60:.0f} idle minutes; `mlxpaged stop` ends it now."
@@ -187,11 +155,6 @@ def _whole_name(model: str) -> str:
     """A path as any process would find it; other names as they are."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() and model != DEFAULT_MODEL else model
-
-
-def log_path() -> Path:
-    """What the last server that was started in the background had to say."""
-    return paths.state_dir() / "server.log"
 
 
 def _meant(cards: Sequence[ModelCard], model: str | None) -> ModelCard | None:
@@ -218,79 +181,6 @@ async def _chosen(found: Sequence[ServerRecord], model: str | None) -> ServerRec
         finally:
             await backend.close()
     return found[0] if found else None
-
-
-async def _started(model: str, start: Start) -> tuple[ServerRecord, subprocess.Popen[bytes]]:
-    """A new server, on the usual port where that is free, so that other programs find it; else on any."""
-    if not _listening(DEFAULT_PORT):
-        try:
-            return await _started_on(DEFAULT_PORT, model, start)
-        except MlxpagedError:
-            if not _listening(DEFAULT_PORT):
-                raise  # it was not another program that came first
-    return await _started_on(0, model, start)
-
-
-async def _started_on(port: int, model: str, start: Start) -> tuple[ServerRecord, subprocess.Popen[bytes]]:
-    """A server process of its own session: it outlives this face and gets none of its terminal's signals."""
-    with _new_log() as log:
-        process = subprocess.Popen(
-            start.command(model, port),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    deadline = time.monotonic() + _START_S
-    try:
-        while True:
-            if process.poll() is not None:
-                raise _died(process.returncode)
-            record = next((one for one in records() if one.pid == process.pid), None)
-            if record and await proves_itself(record):
-                return record, process
-            if time.monotonic() > deadline:
-                raise Unreachable(f"the server did not start within {_START_S:.0f} s; its log is {log_path()}")
-            await asyncio.sleep(_POLL_S / 2)
-    except BaseException:
-        with suppress(OSError):
-            process.terminate()
-        raise
-
-
-def _new_log() -> BinaryIO:
-    try:
-        log_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        log_path().unlink(missing_ok=True)
-        return os.fdopen(os.open(log_path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600), "wb")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot start a server: {log_path()} cannot be written ({error.strerror}); MLXPAGED_STATE names another "
-            "folder, --url a server that runs"
-        ) from error
-
-
-def _listening(port: int) -> bool:
-    """Whether some program answers at a port of this machine."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-async def _ended(process: subprocess.Popen[bytes]) -> bool:
-    deadline = time.monotonic() + _END_S
-    while process.poll() is None and time.monotonic() < deadline:
-        await asyncio.sleep(_POLL_S)
-    return process.returncode is not None
-
-
-def _died(code: int) -> MlxpagedError:
-    """Why a server that was started ended: its last line, as the error it stands for."""
-    said = ""
-    with suppress(OSError):
-        lines = log_path().read_text(encoding="utf-8", errors="replace").splitlines()
-        said = next((line for line in reversed(lines) if line.startswith("mlxpaged: ")), lines[-1] if lines else "")
-    text = said.removeprefix("mlxpaged: ") or f"the server ended with code {code}; its log is {log_path()}"
-    return _ERRORS.get(code, MlxpagedError)(text)
 
 
 @asynccontextmanager

@@ -118,7 +118,8 @@ class OpenedAttached:
 
     async def _reached(self) -> Attached:
         """The tie to the server, made where there is none."""
-        from ..chat.attach import Start, attach
+        from ..chat.attach import attach
+        from ..chat.background import Start
 
         if self._attached is None:
             start = Start(flags=self._flags)

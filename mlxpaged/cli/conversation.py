@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..chat.messages import Messages
+from ..chat.reply_draft import ReplyDraft
 from ..chat.sessions import CONTINUABLE, Message, Session
-from ..chat.store import ReplyDraft, Store
+from ..chat.store import Store
 from ..chat.values import SETTABLE, with_value
 from ..errors import ConfigError
 from ..sched.requests import SamplingParams

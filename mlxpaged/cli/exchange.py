@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..chat.backend import ModelCard, Reply
-    from ..chat.store import ReplyDraft
+    from ..chat.reply_draft import ReplyDraft
     from ..engine.events import Delta
     from .page import ReplyView
 

@@ -23,8 +23,8 @@ from .terminal import copy_to_clipboard, silent_keyboard
 
 if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
+    from ..chat.reply_draft import ReplyDraft
     from ..chat.sessions import State
-    from ..chat.store import ReplyDraft
     from .compose import Opened
 
 _NEARLY_FULL = 0.85

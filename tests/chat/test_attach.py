@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from mlxpaged.chat import servers
-from mlxpaged.chat.attach import Start, attach, log_path
+from mlxpaged.chat.attach import attach
+from mlxpaged.chat.background import Start, log_path
 from mlxpaged.chat.messages import Messages
 from mlxpaged.chat.servers import ServerRecord, new_secret, proof, proven, proves_itself, records, registered
 from mlxpaged.errors import ConfigError, ModelNotFound, Unreachable

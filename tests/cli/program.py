@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from mlxpaged.__main__ import main
-from mlxpaged.chat import attach
+from mlxpaged.chat import attach, background
 from mlxpaged.cli import compose
 from mlxpaged.cli.progress import LoadProgress
 from mlxpaged.config import EngineConfig
@@ -145,7 +145,7 @@ def over_scripts() -> None:
     compose.started_engine = scripted_engine
     compose.fetch_model = lambda name, progress: None
     if os.environ.get("ATTACHES"):
-        attach.Start = partial(attach.Start, program=(sys.executable, "-m", "tests.cli.program"))
+        attach.Start = background.Start = partial(background.Start, program=(sys.executable, "-m", "tests.cli.program"))
     else:
         compose.opened_for_chat = scripted_chat
 
