@@ -1,5 +1,5 @@
-"""What runs in the next step, and what a finished step changes. The only writer of the state table and the only one
-that frees. Owns requests from add() to their end; knows nothing of mlx, text or clocks.
+"""What runs in the next step, and what a finished step changes. Owns the plans in flight; with its parts (prompts.py,
+tenants.py) the only writer of the state table. Knows nothing of mlx, text or clocks.
 
     plan = scheduler.schedule()        # None: nothing to do, or everything waits for a step in flight
     scheduler.commit(plan, result)     # in launch order, also when later plans are already in flight
@@ -15,11 +15,12 @@ import numpy as np
 
 from ..errors import InvariantError, Overloaded, PromptTooLong
 from .allocator import GroupSpec, KVAllocator
-from .events import EndEvent, Event, PromptEvent, TokenEvent
+from .events import Event, PromptEvent, TokenEvent
 from .prompts import PromptPlanner
 from .queue import Live, PromptQueue
 from .requests import BlockCopy, Chunk, FinishReason, Request, StepPlan, StepResult, TokenLogprob
 from .table import BLOCK_SIZE, RequestTable
+from .tenants import Tenants
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,10 @@ class Scheduler:
         self.step_budget = step_budget
         self.max_queue = max_queue
         self.steps = self.preemptions = self.generated_tokens = 0
-        self._live: dict[int, Live] = {}  # by request id
-        self._rows: dict[int, Live] = {}  # by row
+        self._tenants = Tenants(table, self.blocks, self.queue)
         self._prompts = PromptPlanner(
-            table, self.blocks, self.queue, self._rows, step_budget=step_budget, score_budget=score_budget
+            table, self.blocks, self.queue, self._tenants.by_row, step_budget=step_budget, score_budget=score_budget
         )
-        self._events: list[Event] = []
         self._unfinished: list[StepPlan] = []
         self._arrivals = 0
 
@@ -62,7 +61,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing waits, runs or is in flight."""
-        return not self._live and not self._unfinished
+        return not self._tenants.by_id and not self._unfinished
 
     @property
     def prompt_tokens(self) -> int:
@@ -81,7 +80,7 @@ class Scheduler:
 
     def live(self) -> list[Live]:
         """Every request not yet ended, in no particular order."""
-        return list(self._live.values())
+        return list(self._tenants.by_id.values())
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises PromptTooLong when it could never run, Overloaded when the queue is full."""
@@ -98,32 +97,26 @@ class Scheduler:
             raise Overloaded(f"{len(self.queue.waiting)} requests are waiting already; try again, or raise --max-queue")
         self._arrivals += 1
         live = Live(request, self._arrivals, self.queue.due(length), np.asarray(request.prompt, np.int32))
-        self._live[request.request_id] = live
+        self._tenants.by_id[request.request_id] = live
         self.queue.put(live)
 
     def cancel(self, request_id: int) -> bool:
         """End a request in whatever state it is, without an event; False when it had ended already. Its blocks are
         given back at once, or by the commit of the last step in flight that touches them."""
-        live = self._live.pop(request_id, None)
+        live = self._tenants.by_id.get(request_id)
         if live is None:
             return False
         self.queue.worked(self._prompts.left(live))  # nobody waits for this work any more
-        if live.row is None:
-            self.queue.waiting.remove(live)
-        else:
-            self._leave(live, "end")
+        self._tenants.end(live)
         return True
 
     def fail(self, row: int, error: str) -> None:
         """End the request in `row` alone, with `error`."""
-        live = self._rows[row]
-        if self._live.pop(live.request.request_id, None) is not None:
-            self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
-        self._leave(live, "end")
+        self._tenants.end(self._tenants.by_row[row], FinishReason.ERROR, error)
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
-        events, self._events = self._events, []
+        events, self._tenants.events = self._tenants.events, []
         return events
 
     # -- plan --------------------------------------------------------------------------------------------------
@@ -146,37 +139,35 @@ class Scheduler:
         ready = np.flatnonzero(table.active & (table.scheduled == total - 1) & (total < table.limit))
         ready = ready[np.argsort(table.arrival[ready], kind="stable")]
         short = (table.num_blocks[:, ready] * BLOCK_SIZE <= table.scheduled[ready]).any(axis=0)
-        stuck = {row for row in ready[short].tolist() if self._stays(row) and not self._find_room(row)}
-        return [row for row in ready.tolist() if self._stays(row) and row not in stuck]
-
-    def _stays(self, row: int) -> bool:
-        live = self._rows.get(row)
-        return live is not None and live.leaving is None
+        stays = self._tenants.stays
+        stuck = {row for row in ready[short].tolist() if stays(row) and not self._find_room(row)}
+        return [row for row in ready.tolist() if stays(row) and row not in stuck]
 
     def _find_room(self, row: int) -> bool:
         """A block for the row's next position, from the newest row if need be. False: the row cannot go now."""
-        live, end = self._rows[row], int(self.table.scheduled[row]) + 1
+        tenants, end = self._tenants, int(self.table.scheduled[row]) + 1
+        live = tenants.by_row[row]
         while not self.blocks.extend(row, end):
             if self.blocks.growth() is not None:
                 return False  # room is coming, once the steps in flight are committed
-            if any(other.leaving for other in self._rows.values()):
+            if tenants.some_leave:
                 return False  # room is coming, once the step in flight is committed
-            newest = max(self._rows.values(), key=lambda other: other.arrival)
-            if len(self._rows) == 1:
+            newest = tenants.newest
+            if len(tenants.by_row) == 1:
                 if self.blocks.held_back:  # the last row may grow all the same: else its reply would end here
                     self.blocks.allow_growth(True)
                     continue
                 self._starve(live)
                 return False
-            self._preempt(newest)
+            self.preempt(newest)
             if newest is live or newest.row is not None:
                 return False
         return True
 
-    def _preempt(self, live: Live) -> None:
-        """Release and requeue: its blocks stay findable until somebody takes them."""
+    def preempt(self, live: Live) -> None:
+        """Take a running request's row and blocks; it goes on, from what is still found, when there is room."""
         self.preemptions += 1
-        self._leave(live, "requeue")
+        self._tenants.requeue(live)
 
     def _starve(self, live: Live) -> None:
         """The last row left finds no block: its reply ends here."""
@@ -187,17 +178,16 @@ class Scheduler:
             live.request.request_id,
             live.generated,
         )
-        self._events.append(EndEvent(live.request.request_id, FinishReason.LENGTH))
-        self._finish(live)
+        self._tenants.end(live, FinishReason.LENGTH)
 
     def _unstick(self, budget: Callable[[bool], int] | None) -> StepPlan | None:
         """Nothing could be planned. With no step in flight and no growth to come that means prompts hold the pool
         between them: the newest gives way so that the oldest can finish."""
-        if self._unfinished or not self._rows or self.blocks.growth() is not None:
+        if self._unfinished or not self._tenants.by_row or self.blocks.growth() is not None:
             return None
-        newest = max(self._rows.values(), key=lambda live: live.arrival)
-        if len(self._rows) > 1:
-            self._preempt(newest)
+        newest = self._tenants.newest
+        if len(self._tenants.by_row) > 1:
+            self.preempt(newest)
         elif self.blocks.held_back:
             self.blocks.allow_growth(True)
         else:
@@ -219,7 +209,7 @@ class Scheduler:
         table.scheduled[rows] += 1
         table.pending[rows] += 1
         for row in plan.rows():
-            self._rows[row].in_flight += 1
+            self._tenants.by_row[row].in_flight += 1
         self.steps += 1
         self._unfinished.append(plan)
         return plan
@@ -242,13 +232,13 @@ class Scheduler:
             self._commit_token(row, position, token_id, logprob)
         settled = self._filled_a_block(plan)
         for row in plan.rows():
-            live = self._rows[row]
+            live = self._tenants.by_row[row]
             live.in_flight -= 1
             if live.leaving is None:
                 if row in settled:
                     self.blocks.settle(row)
             elif live.in_flight == 0:
-                self._vacate(live)
+                self._tenants.vacate(live)
 
     @staticmethod
     def _filled_a_block(plan: StepPlan) -> set[int]:
@@ -257,32 +247,32 @@ class Scheduler:
         return {*plan.decode_rows[ends].tolist(), *(chunk.row for chunk in plan.chunks)}
 
     def _commit_chunk(self, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
-        live, end = self._rows[chunk.row], chunk.start + chunk.length
+        live, end = self._tenants.by_row[chunk.row], chunk.start + chunk.length
         self.table.computed[chunk.row] = end
         if live.leaving is None and live.generated == 0:
             total, cached = len(live.request.prompt), live.cached_tokens or 0
             new = scores[max(0, live.scored - chunk.start) :]  # a resumed prompt repeats what was delivered
             live.scored = max(live.scored, end) if scores else live.scored
-            self._events.append(PromptEvent(live.request.request_id, end, total, cached, new))
+            self._tenants.events.append(PromptEvent(live.request.request_id, end, total, cached, new))
 
     def _commit_token(self, row: int, position: int, token_id: int, logprob: TokenLogprob | None) -> None:
-        table, live = self.table, self._rows[row]
+        table, tenants, live = self.table, self._tenants, self._tenants.by_row[row]
         table.pending[row] -= 1
         if live.leaving == "end":  # its end was found while this step was in flight: the extra id is dropped
             table.computed[row] = min(position + 1, table.length[row])
             return
         table.computed[row] = position + 1
         if live.request.sampling.max_tokens == 0:
-            self._events.append(EndEvent(live.request.request_id, FinishReason.LENGTH))
-            self._finish(live)
+            tenants.end(live, FinishReason.LENGTH)
             return
         table.append(row, token_id)
         live.generated += 1
         self.generated_tokens += 1
         finish = self._finish_reason(live, token_id)
-        self._events.append(TokenEvent(live.request.request_id, token_id, logprob, finish, live.cached_tokens or 0))
+        cached = live.cached_tokens or 0
+        tenants.events.append(TokenEvent(live.request.request_id, token_id, logprob, finish, cached))
         if finish is not None:
-            self._finish(live)
+            tenants.end(live)
 
     def _finish_reason(self, live: Live, token_id: int) -> FinishReason | None:
         sampling, grammar = live.request.sampling, live.request.grammar
@@ -297,63 +287,21 @@ class Scheduler:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.table.length[live.row] >= self.table.limit[live.row] else None
 
-    def _finish(self, live: Live) -> None:
-        self._live.pop(live.request.request_id, None)
-        self._leave(live, "end")
-
-    def _leave(self, live: Live, how: str) -> None:
-        """The row ends its tenancy as soon as no step in flight touches it."""
-        live.leaving = "end" if live.leaving == "end" else how
-        if live.in_flight == 0:
-            self._vacate(live)
-
-    def _vacate(self, live: Live, *, publish: bool = True) -> None:
-        table, row = self.table, live.row
-        assert row is not None
-        requeue = live.leaving == "requeue"
-        live.ids = table.token_ids[row, : table.length[row]].copy()
-        self.blocks.settle(row)
-        self.blocks.release(row, publish=publish)
-        table.free(row)
-        del self._rows[row]
-        live.row, live.leaving = None, None
-        if requeue:
-            self.queue.put(live)
-
     def fail_unfinished(self, error: str) -> None:
         """A step failed on the device: end the requests of every step not yet committed, and let nothing be found
         that those steps may have written."""
         plans, self._unfinished = self._unfinished, []
         for plan in plans:
             self.blocks.end_copies(plan.copies)
-        for row in {row for plan in plans for row in plan.rows()}:
-            live = self._rows[row]
-            live.in_flight = 0
-            if self._live.pop(live.request.request_id, None) is not None:
-                self._events.append(EndEvent(live.request.request_id, FinishReason.ERROR, error))
-            live.leaving = "end"
-            self._vacate(live, publish=False)
+        self._tenants.fail_steps(plans, error)
 
     def fail_all(self, error: str) -> None:
         """The pool's contents are lost: end every running request and let nothing be found any more."""
-        for row in list(self._rows):
+        for row in list(self._tenants.by_row):
             self.fail(row, error)
         self.blocks.forget()
 
     def check(self) -> None:
         """Raise InvariantError unless table, queue, pools and rows agree."""
-        table = self.table
         self.blocks.check([copy for plan in self._unfinished for copy in plan.copies])
-        if set(np.flatnonzero(table.active).tolist()) != set(self._rows):
-            raise InvariantError("the active rows of the table are not the scheduler's")
-        for row in self._rows:
-            marks = (table.computed[row], table.scheduled[row], table.total[row], table.limit[row])
-            if list(marks) != sorted(marks):
-                raise InvariantError(f"row {row}: computed, scheduled, total, limit are {marks}")
-        flights = [row for plan in self._unfinished for row in plan.rows()]
-        for row, live in self._rows.items():
-            if live.in_flight != flights.count(row):
-                raise InvariantError(f"row {row} counts {live.in_flight} steps in flight, is in {flights.count(row)}")
-        for live in self._live.values():
-            if (live.row is None) != (live in self.queue.waiting):
-                raise InvariantError(f"request {live.request.request_id} neither waits nor runs, or both")
+        self._tenants.check(self._unfinished)

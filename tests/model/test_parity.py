@@ -63,7 +63,7 @@ def test_after_a_forced_preemption_equals_stock(family) -> None:
         rig.step()
     scheduler = rig.core.scheduler
     for live in scheduler.live():
-        scheduler._preempt(live)
+        scheduler.preempt(live)
     scheduler.blocks.forget()  # nothing is found again: both are computed anew from their ids
     replies = rig.run()
     assert scheduler.preemptions == 2

@@ -74,7 +74,7 @@ def test_a_prompt_that_is_preempted_midway_is_scored_once(llama) -> None:
         rig.step()
     assert 0 < len(rig.prompt_logprobs[1]) < len(ids) - 1
     for live in rig.core.scheduler.live():
-        rig.core.scheduler._preempt(live)
+        rig.core.scheduler.preempt(live)
     rig.run()
     assert_equal(rig.prompt_logprobs[1], ids, expected, 2)
     assert len(rig.replies[1]) == 2

@@ -220,7 +220,7 @@ def test_a_preemption_with_a_step_in_flight_keeps_its_token() -> None:
     for _ in range(4):
         r.step()
     live = r.scheduler.live()[0]
-    r.scheduler._preempt(live)
+    r.scheduler.preempt(live)
     assert live.row is not None, "the row stays until the step in flight is committed"
     r.drain()
     assert len(r.replies[1]) == 10

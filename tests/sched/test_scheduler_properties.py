@@ -211,11 +211,11 @@ def test_random_lives_lose_no_block_and_every_reply_equals_a_solo_run(kind, ahea
             case ("preempt", which) if asked:
                 live = next((x for x in rig.scheduler.live() if x.request.request_id == which % len(asked)), None)
                 if live is not None and live.row is not None and live.leaving is None:
-                    rig.scheduler._preempt(live)
+                    rig.scheduler.preempt(live)
                     rig.scheduler.check()
             case ("fail",):
                 touched = {
-                    rig.scheduler._rows[row].request.request_id for plan, _ in rig.flights for row in plan.rows()
+                    rig.scheduler.table.requests[row].request_id for plan, _ in rig.flights for row in plan.rows()
                 }
                 rig.flights.clear()
                 rig.scheduler.fail_unfinished("injected")
