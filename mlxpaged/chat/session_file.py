@@ -82,8 +82,9 @@ def in_words(error: Exception, path: Path) -> str:
     if "locked" in text or "busy" in text:
         return f"{path} is locked by another program; close that one"
     if "malformed" in text or "not a database" in text or "corrupt" in text or "decode" in text:
+        saving = "`mlxpaged sessions rescue` saves what can still be read of it"
         away = "close other chats, then move it away with its -wal and -shm files to start with an empty one"
-        return f"{path} is damaged ({reason}); {away}"
+        return f"{path} is damaged ({reason}); {saving}; {away}"
     if "unable to open" in text:
         return f"{path} cannot be opened ({reason}); MLXPAGED_DATA names another folder"
     if isinstance(error, PermissionError) or "readonly" in text or "read-only" in text:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ..engine.events import Timing, Usage
 from .sessions import Message, Session, is_alive
 
 Kind = TypeVar("Kind")
+Row: TypeAlias = sqlite3.Row | Mapping[str, Any]
 
 LISTED = """
     SELECT s.*, (SELECT count(*) FROM message m WHERE m.session = s.id) AS num_messages,
@@ -25,7 +26,7 @@ MESSAGE = (
 )
 
 
-def session_from(row: sqlite3.Row, me: str) -> Session:
+def session_from(row: Row, me: str) -> Session:
     """A row of the session list, with its counts."""
     elsewhere = row["owner"] not in {None, me} and is_alive(row["owner"])
     return Session(
@@ -45,7 +46,7 @@ def session_from(row: sqlite3.Row, me: str) -> Session:
     )
 
 
-def message_from(row: sqlite3.Row) -> Message:
+def message_from(row: Row) -> Message:
     """A row of the message table."""
     return Message(
         id=row["id"],

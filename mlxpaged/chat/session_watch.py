@@ -8,7 +8,8 @@ import sqlite3
 import weakref
 from pathlib import Path
 
-_MAGIC = b"SQLite format 3\x00"
+from .session_pages import MAGIC
+
 _HEADER_LEN = 32
 
 
@@ -44,7 +45,7 @@ class FileWatch:
         # is one that is smaller than both.
         if opened.st_size < before and opened.st_size < _length(header):
             return f"{self._path} was cut short while it was open"
-        if not header.startswith(_MAGIC):
+        if not header.startswith(MAGIC):
             return f"{self._path} was overwritten while it was open"
         return None
 
@@ -59,7 +60,7 @@ def abandon(connection: sqlite3.Connection) -> None:
 
 def _length(header: bytes) -> int:
     """The bytes of a database by its header (sqlite.org/fileformat.html); where there is none, more than any file."""
-    if not header.startswith(_MAGIC) or len(header) < _HEADER_LEN:
+    if not header.startswith(MAGIC) or len(header) < _HEADER_LEN:
         return 1 << 63
     page = int.from_bytes(header[16:18], "big")
     return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")

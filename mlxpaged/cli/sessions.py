@@ -1,4 +1,4 @@
-"""`mlxpaged sessions`: the saved conversations, listed, read, found, written out, renamed and removed."""
+"""`mlxpaged sessions`: the saved conversations, listed, read, found, written out, rescued, renamed and removed."""
 
 from __future__ import annotations
 
@@ -88,14 +88,8 @@ def export(
             text = store.export(store.find(str(name)).id, kind)
     if output is None:
         _write(text)
-        return
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{output} exists already; give --output another name") from None
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror}; give --output another place") from error
+    else:
+        _write_new(output, text)
 
 
 @sessions.command("import")
@@ -120,6 +114,33 @@ def take_in(
     known = len(read) - taken
     here = f"; {known} {'was' if known == 1 else 'were'} here already" if known else ""
     complain(f"{taken} conversation{'s' * (taken != 1)} taken in from {file}{here}")
+
+
+@sessions.command("rescue")
+def rescue_damaged(
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The damaged file [this user's own].")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to [a new file in the data folder].")
+    ] = None,
+) -> None:
+    """Write out what can still be read of a damaged file, for `import`; the file stays as it is."""
+    from ..chat.rescue import rescue
+    from ..chat.salvage import salvage
+    from ..chat.session_file import session_path
+
+    damaged = file or session_path()
+    found = salvage(damaged)
+    if output is not None:
+        _write_new(output, json.dumps(found.records, ensure_ascii=False, indent=2) + "\n")
+    saved = output or rescue(found.records, "rescued")
+    if saved is None:
+        raise MlxpagedError("no folder takes what can be read; free some space, or give --output a place")
+    print(saved)
+    told = f"{_counted(len(found.records), found.num_messages)} saved from {damaged}"
+    lost = _counted(found.lost_sessions, found.lost_messages)
+    complain(f"{told}; {f'at least {lost} could not be read' if lost else 'nothing is known to be missing'}")
+    once = "" if file else f"once {damaged} is moved away with its -wal and -shm files, "
+    complain(f"{once}`mlxpaged sessions import {saved}` takes them in")
 
 
 @sessions.command("rename")
@@ -176,6 +197,12 @@ def _summary(one: Session) -> dict[str, Any]:
     return about
 
 
+def _counted(num_sessions: int, num_messages: int) -> str:
+    """Both in words, without those that are none; empty: there are neither."""
+    counts = ((num_sessions, "conversation"), (num_messages, "message"))
+    return " and ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts if count)
+
+
 def _excerpt(hit: Message, text: str) -> str:
     """The words around a hit, on one line."""
     content = " ".join(hit.content.split())
@@ -183,6 +210,17 @@ def _excerpt(hit: Message, text: str) -> str:
     start = max(0, at - _EXCERPT // 3)
     cut = content[start : start + _EXCERPT]
     return f"{'…' * (start > 0)}{cut}{'…' * (start + _EXCERPT < len(content))}"
+
+
+def _write_new(output: Path, text: str) -> None:
+    """To a file that is not there yet."""
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{output} exists already; give --output another name") from None
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror}; give --output another place") from error
 
 
 def _write(text: str) -> None:

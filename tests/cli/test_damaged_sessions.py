@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +30,7 @@ def file(environment: dict[str, str]) -> Path:
     store = Store(Path(environment["MLXPAGED_DATA"]) / "sessions.db")
     for number in range(40):
         session = store.create("scripted", title="Foxes" if number == 20 else "")
-        store.ask(session.id, f"question {number} " + "x" * 300)
+        store.ask(session.id, f"question {number} " + "x" * 2000)
         draft = store.reply(session.id)
         draft.feed("They are quick.")
         draft.finish("done")
@@ -135,3 +137,68 @@ def test_damaged_figures_cost_the_figures_only(program: Program, file: Path) -> 
     database.execute("UPDATE session SET params = '{'")
     database.close()
     assert "They are quick." in program("sessions", "show", "Foxes").out
+
+
+def zeroed(file: Path) -> None:
+    """Four pages in the middle are nothing but zeros."""
+    content = bytearray(file.read_bytes())
+    middle = len(content) // 4096 // 2 * 4096
+    content[middle : middle + 16384] = bytes(16384)
+    file.write_bytes(content)
+
+
+def half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("spoil", [zeroed, half])
+def test_what_can_be_read_of_a_damaged_file_is_rescued_and_taken_in_by_a_new_one(
+    program: Program, file: Path, spoil: Callable[[Path], None]
+) -> None:
+    spoil(file)
+    damaged = file.read_bytes()
+    assert "`mlxpaged sessions rescue` saves what can still be read of it" in program("sessions", "export", "--all").err
+    ended = program("sessions", "rescue")
+    rescued, (told, way) = Path(ended.out.rstrip("\n")), ended.err.splitlines()
+    assert ended.code == 0 and rescued.parent == file.parent and rescued.stat().st_mode & 0o777 == 0o600
+    counts = re.fullmatch(
+        rf"mlxpaged: (\d+) conversations and (\d+) messages saved from {re.escape(str(file))}; "
+        r"at least (?:(\d+) conversations? and )?(\d+) messages? could not be read",
+        told,
+    )
+    assert counts
+    saved, messages, lost, lost_messages = (int(count or 0) for count in counts.groups())
+    assert 0 < saved < saved + lost <= 40 and saved < messages < messages + lost_messages <= 80
+    assert way == (
+        f"mlxpaged: once {file} is moved away with its -wal and -shm files, `mlxpaged sessions import {rescued}` takes "
+        "them in"
+    )
+    assert file.read_bytes() == damaged
+    for one in file.parent.glob("sessions.db*"):
+        one.rename(file.parents[1] / one.name)
+    assert program("sessions", "import", str(rescued)).err == (
+        f"mlxpaged: {saved} conversations taken in from {rescued}\n"
+    )
+    assert len(json.loads(program("sessions", "list", "--json").out)) == saved
+
+
+def test_a_rescue_goes_where_it_is_told_and_over_nothing(program: Program, file: Path, tmp_path: Path) -> None:
+    file.rename(tmp_path / "moved.db")
+    ended = program("sessions", "rescue", "moved.db", "-o", "kept.json")
+    assert (ended.code, ended.out) == (0, "kept.json\n")
+    assert ended.err == (
+        "mlxpaged: 40 conversations and 80 messages saved from moved.db; nothing is known to be missing\n"
+        "mlxpaged: `mlxpaged sessions import kept.json` takes them in\n"
+    )
+    again = program("sessions", "rescue", "moved.db", "-o", "kept.json")
+    assert (again.code, again.err) == (2, "mlxpaged: kept.json exists already; give --output another name\n")
+    assert program("sessions", "import", "kept.json").code == 0
+
+
+def test_a_file_that_is_no_database_has_nothing_to_rescue(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no database at all\n" * 1000)
+    ended = program("sessions", "rescue", "notes.txt")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "mlxpaged: notes.txt is no file of conversations\n"
+    absent = program("sessions", "rescue")
+    assert absent.code == 2 and absent.err.endswith("sessions.db: No such file or directory\n")
