@@ -30,7 +30,7 @@ class EngineConfig:
     budget leaves to KV.
     ahead: steps launched before the last one's tokens are read. prefix_cache: share KV between requests.
     idle_unload_s: seconds without a request after which the model gives its memory back; None: never.
-    compiled: replay decode steps as compiled graphs (on CUDA with our kernels); off helps to find a fault.
+    compiled: replay decode steps as compiled graphs where our kernels run; off helps to find a fault.
     attention: our GPU kernels or plain MLX operations; auto takes the kernels where they pass their self-test.
     """
 

@@ -12,12 +12,15 @@ from ..kernels.template import KernelTemplate
 from .attention_path import attention_path
 from .check import differs_from_stock
 from .finding import Finding
-from .kvspec import NotPaged, probe
+from .kvspec import KVSpec, NotPaged, probe
 from .loader import LoadedModel, load
+from .serving import why_built_anew
 from .sources import ModelSource
 
 TYPICAL = KernelTemplate("bfloat16", 8, 4, 128, 128, layers=32)
 """What many models of 7 to 9 billion parameters store: examined when no model is named."""
+
+_REPORT = "please report it with `mlxpaged doctor --report FILE`"
 
 Say = Callable[[str], None]
 
@@ -44,23 +47,33 @@ def examine(
         advice = f"{loaded.name} is answered one request at a time; another model is served in batches"
         return loaded, [*found, Finding("served by", f"stock mlx-lm: {reason}", advice)]
     found.append(Finding("served by", f"the block pool, {len(spec.layers)} layers in {len(spec.windows)} KV groups"))
-    return loaded, [*found, *_attention(lambda: attention_path(spec, attention, say))]
+    path, findings = _attention(lambda: attention_path(spec, attention, say))
+    if path is not None and path.launcher is not None:
+        findings.append(_decode_steps(loaded, spec, path))
+    return loaded, [*found, *findings]
 
 
 def examine_typical(attention: Attention, say: Say) -> list[Finding]:
     """The path of a typical model, without loading one."""
-    return _attention(lambda: choose_path(attention, [TYPICAL], say))
+    return _attention(lambda: choose_path(attention, [TYPICAL], say))[1]
 
 
-def _attention(choose: Callable[[], AttentionPath]) -> list[Finding]:
+def _attention(choose: Callable[[], AttentionPath]) -> tuple[AttentionPath | None, list[Finding]]:
     try:
         path = choose()
     except ConfigError as error:
-        return [Finding("attention", "cannot be had as asked", str(error), problem=True)]
+        return None, [Finding("attention", "cannot be had as asked", str(error), problem=True)]
     except Exception as error:  # the kernels' own failures are results; this is the device's, or a bug
-        return [_broken("attention", error)]
-    advice = f"{path.warning}; please report it with `mlxpaged doctor --report FILE`" if path.warning else None
-    return [Finding("attention", "; ".join(path.lines), advice)]
+        return None, [_broken("attention", error)]
+    advice = f"{path.warning}; {_REPORT}" if path.warning else None
+    return path, [Finding("attention", "; ".join(path.lines), advice)]
+
+
+def _decode_steps(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Finding:
+    why = why_built_anew(loaded, spec, path)
+    if why is None:
+        return Finding("decode steps", "replayed as graphs")
+    return Finding("decode steps", f"built anew each time: {why}", _REPORT)
 
 
 def _broken(name: str, error: Exception) -> Finding:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import mlx.core as mx
 
 from ..config import EngineConfig
 from ..kernels.choose import AttentionPath
+from ..kernels.timing import PathChoice
 from ..sched.allocator import GroupSpec
 from ..sched.budget import StepBudget
 from ..sched.table import blocks_for
@@ -29,6 +29,7 @@ from .memory import limit_mlx, machine, spare_memory
 from .memplan import MemoryPlan, plan_memory
 from .plainpool import PlainPool
 from .poolsize import PoolSizer
+from .replay import BLOCKS, replay_differs
 from .runner import ModelRunner, Runner
 from .sampling import Sampler
 from .seam import remove_gather_norm
@@ -101,7 +102,15 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
     sampler = Sampler(num_rows, spec.vocab_size, None if on_gpu() else BEST)
     path = attention_path(spec, config.attention, log.warning)
     groups = tuple(GroupSpec(count, window) for count, window in zip(start, spec.windows, strict=True))
-    runner = ModelRunner(loaded.model, make_pool(spec, start, path), groups, sampler, num_rows, **_ways(path, config))
+    runner = ModelRunner(
+        loaded.model,
+        make_pool(spec, start, path),
+        groups,
+        sampler,
+        num_rows,
+        compiled=config.compiled and _replays(loaded, spec, path),
+        linears=_linears(path),
+    )
     if on_gpu() and config.num_blocks is None:
         plan = plan_memory(machine(), replace(need, work=measured(runner, need.work)), wish_of(config, paged=True))
     limit_mlx(plan.cache_bytes)
@@ -142,13 +151,25 @@ def _short_of(config: EngineConfig, plan: MemoryPlan) -> tuple[str, ...]:
     )
 
 
-def _ways(path: AttentionPath, config: EngineConfig) -> dict[str, Any]:
-    """How the runner builds its steps on this device."""
-    return {
-        # Only where it was seen to keep the order of in-place writes; no self-test covers it on Metal yet.
-        "compiled": config.compiled and path.launcher is not None and path.device.kind == "cuda",
-        "linears": CUDA_LINEARS if path.device.kind == "cuda" else None,
-    }
+def _linears(path: AttentionPath) -> LinearWays | None:
+    """How products are computed beside that path."""
+    return CUDA_LINEARS if path.device.kind == "cuda" else None
+
+
+def why_built_anew(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> str | None:
+    """None where decode steps over the kernels of `path` may be replayed as graphs; else why each is built anew."""
+    pool = make_pool(spec, (BLOCKS,) * len(spec.windows), replace(path, choice=PathChoice()))
+    assert isinstance(pool, KernelPool)
+    return replay_differs(loaded.model, loaded.config, loaded.context_len, pool, _linears(path))
+
+
+def _replays(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> bool:
+    if path.launcher is None:
+        return False
+    why = why_built_anew(loaded, spec, path)
+    if why is not None:
+        log.warning("each decode step of %s is built anew, which costs time: %s", loaded.name, why)
+    return why is None
 
 
 def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> KVPool:

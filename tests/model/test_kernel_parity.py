@@ -121,7 +121,8 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch)
         return call
 
     monkeypatch.setattr(serving, "make_pool", pool)
-    monkeypatch.setattr(serving, "_ways", lambda path, config: {"compiled": True, "linears": LinearWays(join=True)})
+    monkeypatch.setattr(serving, "_replays", lambda loaded, spec, path: True)
+    monkeypatch.setattr(serving, "_linears", lambda path: LinearWays(join=True))
     monkeypatch.setattr(compiled, "compile_graph", trace_only)
     monkeypatch.setattr(compiled, "BUCKETS", (3, 5, 16))  # one row and four rows need filling
     model, config = tiny_model(name)

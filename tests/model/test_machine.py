@@ -70,7 +70,7 @@ def test_layers_of_one_kind_become_one_template() -> None:
 def test_a_path_that_fell_back_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     path = examine.AttentionPath(None, None, None, "reason", "the GPU kernels are not used on X: kv_write on Y")  # type: ignore[arg-type]
     monkeypatch.setattr(examine.AttentionPath, "lines", ("plain MLX: reason",))
-    (found,) = examine._attention(lambda: path)
+    _, (found,) = examine._attention(lambda: path)
     assert not found.problem and found.value == "plain MLX: reason"
     assert str(found.advice).startswith("the GPU kernels are not used on X: kv_write on Y; please report it")
 
@@ -79,7 +79,7 @@ def test_a_broken_device_is_a_problem_with_its_text() -> None:
     def breaks() -> examine.AttentionPath:
         raise RuntimeError("[METAL] no device")
 
-    (found,) = examine._attention(breaks)
+    _, (found,) = examine._attention(breaks)
     assert found.problem and found.value == "failed: RuntimeError: [METAL] no device"
 
 

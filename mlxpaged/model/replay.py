@@ -1,0 +1,91 @@
+"""May a model's decode steps be replayed as graphs on this device? Owns one comparison: the same steps built anew and
+replayed, several in flight at once. Never decides what else runs on kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from ..config import BLOCK_SIZE
+from ..kernels.paged_decode import PARTITION
+from ..sched.allocator import GroupSpec
+from ..sched.requests import Chunk, StepPlan
+from ..sched.table import RequestTable
+from .compiled import DecodeGraphs
+from .inputs import StepInputs, gather_inputs
+from .kernelpool import KernelPool
+from .linears import LinearWays
+from .runner import ModelRunner
+from .sampling import Sampler
+from .verdicts import remembered
+
+_ROWS = 9  # a graph for nine is one for twelve, three of them empty
+
+BLOCKS = 2 + _ROWS
+"""What each group of the pool needs: the null block, one that all rows read as their past, and each row's own."""
+
+_STEPS = 3  # the first makes the graph, the others replay it
+_CONTEXTS = (BLOCK_SIZE, PARTITION)  # in one partition, and in two, which a second kernel merges
+_AGREES = 3e-2
+
+_NONE = np.zeros(0, np.int32)
+
+Forward = Callable[[StepInputs], mx.array]
+
+
+def replay_differs(
+    model: nn.Module, config: dict[str, Any], context_len: int, pool: KernelPool, linears: LinearWays | None
+) -> str | None:
+    """None when replayed steps give the logits of those built anew; else one line that says what they do. `pool` has
+    BLOCKS blocks in each group and nobody else's, and attends by kernels at every size. Not computed twice: see
+    remembered()."""
+    try:
+        error = remembered("replay", model, config, lambda: _error(model, context_len, pool, linears))
+    except Exception as raised:  # whatever tracing or the device does not take
+        lines = str(raised).strip().splitlines() or [""]
+        return f"replaying them failed: {type(raised).__name__}: {lines[0]}".rstrip(": ")
+    agrees = error is None or error <= _AGREES  # false for NaN
+    return None if agrees else f"replayed, their logits are off by {error:.1%} of the largest"
+
+
+def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: LinearWays | None) -> float:
+    """The largest difference, relative to the largest logit."""
+    groups = [GroupSpec(count, window) for count, window in zip(pool.num_blocks, pool.spec.windows, strict=True)]
+    table = RequestTable(_ROWS, PARTITION + BLOCK_SIZE, len(groups))
+    table.reserve(table.context_len)
+    for block_ids in table.block_ids:
+        block_ids[:] = 1
+    table.token_ids[:] = np.random.default_rng(0).integers(0, pool.spec.vocab_size, table.token_ids.shape)
+    runner = ModelRunner(model, pool, groups, Sampler(1, pool.spec.vocab_size), _ROWS, linears=linears)
+    graphs = DecodeGraphs(model, pool)
+    ways: tuple[Forward, Forward] = (
+        lambda inputs: runner.forward(inputs, slice(_ROWS)),
+        lambda inputs: graphs(inputs, mx.array(inputs.ids)),
+    )
+    past = StepPlan(0, _NONE, _NONE, _NONE.astype(bool), (Chunk(0, 0, BLOCK_SIZE),))
+    mx.eval(runner.forward(gather_inputs(past, table, groups), slice(1)), *pool.pending())
+    errors = []
+    for context in _CONTEXTS:
+        if context + _STEPS > context_len:
+            continue
+        for block_ids in table.block_ids:
+            block_ids[:] = 1
+            block_ids[:, context // BLOCK_SIZE] = np.arange(2, 2 + _ROWS)
+        anew, replayed = (_logits(forward, table, groups, context) for forward in ways)
+        errors.append(np.abs(replayed - anew).max() / max(np.abs(anew).max(), 1e-9))
+    return float(max(errors, default=0.0))
+
+
+def _logits(forward: Forward, table: RequestTable, groups: list[GroupSpec], context: int) -> np.ndarray:
+    """[steps, rows, vocabulary] of a few decode steps after `context` tokens; all are launched before one is read."""
+    rows, steps = np.arange(_ROWS, dtype=np.int32), []
+    for position in range(context, context + _STEPS):
+        plan = StepPlan(0, rows, np.full(_ROWS, position, np.int32), np.zeros(_ROWS, bool), ())
+        steps.append(forward(gather_inputs(plan, table, groups)))
+        mx.async_eval(steps[-1])
+    return np.array(mx.stack(steps).astype(mx.float32))

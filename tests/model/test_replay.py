@@ -1,0 +1,100 @@
+"""Whether decode steps may be replayed: a true graph agrees with steps built anew, a false one is found out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxpaged.kernels.choose import AttentionPath, Device
+from mlxpaged.kernels.timing import PathChoice
+from mlxpaged.model import compiled, examine, serving
+from mlxpaged.model.kernelpool import KernelPool
+from mlxpaged.model.kvspec import probe
+from mlxpaged.model.linears import LinearWays
+from mlxpaged.model.replay import BLOCKS, replay_differs
+
+from ..emulator import FORWARD, EmulatorLauncher, require_tools
+from .families import tiny_model
+from .rig import loaded
+
+Graph = Callable[..., tuple[mx.array, mx.array]]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_tools()
+    monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
+
+
+def verdict(name: str, context_len: int = 4096) -> str | None:
+    model, config = tiny_model(name)
+    spec = probe(model)
+    pool = KernelPool(spec, (BLOCKS,) * len(spec.windows), EmulatorLauncher(passes=(FORWARD,)))
+    return replay_differs(model, config, context_len, pool, LinearWays(join=True))
+
+
+def traced_anew(graph: Graph) -> Graph:
+    """What a correct compilation gives; the emulator itself cannot be compiled."""
+    return graph
+
+
+def frozen(graph: Graph) -> Graph:
+    """A graph that took its first inputs for constants."""
+    results: list[Any] = []
+
+    def call(*arrays: mx.array) -> tuple[mx.array, mx.array]:
+        if not results:
+            results.append(graph(*arrays))
+        return results[0]
+
+    return call
+
+
+def without_its_tables(graph: Graph) -> Graph:
+    """A graph whose reads find the null block: as if they had come before the step's own writes."""
+    return lambda *arrays: graph(*arrays[:4], mx.zeros_like(arrays[4]), *arrays[5:])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_true_graphs_may_be_replayed_and_that_is_remembered(name, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(compiled, "compile_graph", traced_anew)
+    assert verdict(name) is None
+    (record,) = (tmp_path / "checks").iterdir()
+    assert json.loads(record.read_text())["error"] < 1e-5
+    monkeypatch.setattr(compiled, "compile_graph", frozen)
+    assert verdict(name) is None
+    record.write_text("{")
+    assert "replayed, their logits are off by" in str(verdict(name))
+
+
+@pytest.mark.parametrize("false", [frozen, without_its_tables])
+def test_false_graphs_are_found_out(false, monkeypatch) -> None:
+    monkeypatch.setattr(compiled, "compile_graph", false)
+    assert "replayed, their logits are off by" in str(verdict("llama", context_len=256))
+
+
+def test_a_device_that_compiles_no_graph_says_so_and_nothing_is_remembered(monkeypatch, tmp_path) -> None:
+    def refused(graph: Graph) -> Graph:
+        raise RuntimeError("[metal] no such thing\nsecond line")
+
+    monkeypatch.setattr(compiled, "compile_graph", refused)
+    assert verdict("llama") == "replaying them failed: RuntimeError: [metal] no such thing"
+    assert not (tmp_path / "checks").exists()
+
+
+def test_steps_are_built_anew_where_replaying_is_wrong_and_the_doctor_tells(monkeypatch, caplog) -> None:
+    path = AttentionPath(EmulatorLauncher(passes=(FORWARD,)), PathChoice(), Device("metal", "X"), "told to")
+    model, config = tiny_model("llama")
+    tiny = loaded(model, config)
+    monkeypatch.setattr(compiled, "compile_graph", traced_anew)
+    assert serving._replays(tiny, probe(model), path)
+    assert examine._decode_steps(tiny, probe(model), path).value == "replayed as graphs"
+    monkeypatch.setattr(serving, "replay_differs", lambda *_: "replayed, their logits are off by 90.0% of the largest")
+    assert not serving._replays(tiny, probe(model), path)
+    assert "each decode step of tiny is built anew, which costs time: replayed" in caplog.text
+    assert examine._decode_steps(tiny, probe(model), path).value.startswith("built anew each time: replayed, their")
