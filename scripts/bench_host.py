@@ -132,6 +132,7 @@ def stages_timed(core: EngineCore, spent: dict[str, float]) -> Iterator[None]:
 
     from mlxpaged.model import runner as runner_module
     from mlxpaged.model.runner import PendingStep
+    from mlxpaged.model.sampling import Sampler
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -147,7 +148,7 @@ def stages_timed(core: EngineCore, spent: dict[str, float]) -> Iterator[None]:
         (core.scheduler, "schedule", "schedule"),
         (runner_module, "gather_inputs", "gather"),
         (type(core.runner), "forward", "graph"),
-        (type(core.runner._sampler), "__call__", "graph"),  # type: ignore[attr-defined]
+        (Sampler, "__call__", "graph"),
         (mx, "async_eval", "dispatch"),
         (PendingStep, "wait", "wait"),
         (core.scheduler, "commit", "commit"),
@@ -187,17 +188,18 @@ def attention_ms(loaded: LoadedModel, core: EngineCore, rows: int, context: int)
     import mlx.core as mx
 
     from mlxpaged.config import BLOCK_SIZE
+    from mlxpaged.kernels.choose import Device
     from mlxpaged.kernels.timing import LayerWays
     from mlxpaged.model.attention_path import kernel_templates
     from mlxpaged.model.kernelpool import KernelPool
     from mlxpaged.model.kvspec import probe
 
-    pool = core.runner.pool  # type: ignore[attr-defined]
-    if not isinstance(pool, KernelPool):
+    launch = Device.current().launcher()
+    if launch is None or not isinstance(core.runner.pool, KernelPool):  # type: ignore[attr-defined]
         return None
     total = 0.0
     for template in kernel_templates(probe(loaded.model)):
-        layer = LayerWays(pool._launch, template, rows, -(-context // BLOCK_SIZE) * BLOCK_SIZE, calls=template.layers)
+        layer = LayerWays(launch, template, rows, -(-context // BLOCK_SIZE) * BLOCK_SIZE, calls=template.layers)
         layer.by_kernel()
         times = []
         for _ in range(5):
