@@ -50,6 +50,8 @@ def open_file(path: Path, create: bool = True) -> sqlite3.Connection | None:
         if not path.exists():
             if not create:
                 return None
+            if _has_log(path):  # SQLite would delete it with all that is in no other file yet
+                raise SessionFileError(_parted(path))
             _make(path)
         connection = _connected(path)
         try:
@@ -77,6 +79,8 @@ def in_words(error: Exception, path: Path) -> str:
     text = reason.lower()
     if "full" in text or "no space" in text or "quota" in text or "too large" in text:
         return f"the disk of {path} is full; free some space and saving goes on"
+    if getattr(error, "sqlite_errorname", "") == "SQLITE_IOERR_SHORT_READ":
+        return _parted(path)  # the -shm file that another process still has open tells of more than there is
     if "i/o error" in text:
         return f"{path} cannot be written ({reason}: is the disk or the quota full?); once it can, saving goes on"
     if "locked" in text or "busy" in text:
@@ -90,6 +94,18 @@ def in_words(error: Exception, path: Path) -> str:
     if isinstance(error, PermissionError) or "readonly" in text or "read-only" in text:
         return f"{path} cannot be written ({reason}); MLXPAGED_DATA names another folder"
     return f"{path} cannot be used ({reason}); MLXPAGED_DATA names another folder"
+
+
+def _has_log(path: Path) -> bool:
+    log = path.with_name(f"{path.name}-wal")
+    return log.exists() and log.stat().st_size > 0
+
+
+def _parted(path: Path) -> str:
+    return (
+        f"{path} was moved or removed without its -wal and -shm files; close other chats, then move those after it, or "
+        "away where it is gone for good"
+    )
 
 
 def _make(path: Path) -> None:

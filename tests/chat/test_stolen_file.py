@@ -32,8 +32,10 @@ def move(file: Path) -> None:
 
 
 def replace(file: Path) -> None:
+    other = file.with_name("other.db")
+    another_chat(other)
     move(file)
-    another_chat(file)
+    other.rename(file)
 
 
 def remove(file: Path) -> None:
@@ -54,12 +56,15 @@ def overwrite(file: Path) -> None:
         opened.write(random.Random(0).randbytes(40_000))
 
 
-def another_chat(file: Path) -> None:
+def another_chat(file: Path) -> str:
+    """In a process of its own; the problem it had."""
     code = (
         "import sys; from pathlib import Path; from mlxpaged.chat.store import Store\n"
-        "store = Store(Path(sys.argv[1])); store.ask(store.create().id, 'from elsewhere'); store.close()"
+        "store = Store(Path(sys.argv[1])); store.ask(store.create().id, 'from elsewhere'); store.close()\n"
+        "print(store.problem or '', end='')"
     )
-    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=60)
+    asked = [sys.executable, "-c", code, str(file)]
+    return subprocess.run(asked, check=True, timeout=60, capture_output=True, text=True).stdout
 
 
 THEFTS = [
@@ -127,18 +132,31 @@ def test_a_file_taken_away_in_mid_reply_or_before_the_end_is_found_by_the_last_w
     assert store.problem and told in store.problem
 
 
-def test_what_was_said_before_and_in_the_file_that_came_instead_comes_together_again(store: Store) -> None:
-    """The new file's chat meets the old one's -shm, so it may have to be rescued itself."""
+@pytest.mark.parametrize("moved", [("",), ("", "-wal")], ids=str)
+def test_a_chat_beside_one_whose_file_was_moved_says_why_it_cannot_save_until_the_rest_is_moved_too(
+    store: Store, moved: tuple[str, ...]
+) -> None:
+    """SQLite would delete the -wal file with all that is in no other file yet, or call it a disk I/O error."""
     assert store.path
     session = store.create(title="open")
     exchange(store, session.id, "before", "yes")
-    replace(store.path)
+    elsewhere = store.path.with_name("elsewhere.db")
+    for end in moved:
+        Path(f"{store.path}{end}").rename(f"{elsewhere}{end}")
+    assert another_chat(store.path) == (
+        f"{store.path} was moved or removed without its -wal and -shm files; close other chats, then move those after "
+        "it, or away where it is gone for good"
+    )
     exchange(store, session.id, "after", "still")
-    assert store.close()
+    store.close()
+    for end in ("-wal", "-shm"):
+        Path(f"{store.path}{end}").replace(f"{elsewhere}{end}" if end not in moved else f"{store.path}.gone")
+    assert another_chat(store.path) == ""
+    assert [text for _, text, _ in said(Store(elsewhere), session.id)] == ["before", "yes"]
     instead = Store(store.path)
     for rescued in store.path.parent.glob("mlxpaged-unsaved-*.json"):
         instead.take_in([from_json(record) for record in json.loads(rescued.read_text())])
-    assert {one.title for one in instead.sessions()} == {"open", "from elsewhere"}
+    assert sorted(one.title for one in instead.sessions()) == ["from elsewhere", "from elsewhere", "open"]
     assert [text for _, text, _ in said(instead, session.id)] == ["before", "yes", "after", "still"]
     instead.close()
 
