@@ -123,7 +123,7 @@ def rescue_damaged(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to [a new file in the data folder].")
     ] = None,
 ) -> None:
-    """Write out what can still be read of a damaged file, for `import`; the file stays as it is."""
+    """Save what a damaged file still holds, for `import`."""
     from ..chat.rescue import rescue
     from ..chat.salvage import salvage
     from ..chat.session_file import session_path
