@@ -73,7 +73,7 @@ class TuiApp(App[None]):
         self.theme = self._asked_theme or _remembered_theme(self.available_themes)
         self.theme_changed_signal.subscribe(self, lambda theme: _remember_theme(theme.name))
         await self.tracker.load()
-        first = self._open_sessions()
+        first = await self._open_sessions()
         self.set_keymap(self.keys.keymap)
         self._chat = ChatScreen(self.tracker, first, self.keys)
         await self.push_screen(self._chat)
@@ -81,15 +81,20 @@ class TuiApp(App[None]):
             self.notify(line, title="[keys] of config.toml", severity="warning", timeout=15, markup=False)
         self.run_worker(self._greet())
 
-    def _open_sessions(self) -> str:
-        """New sessions in the order of the models, each with its own; the id of the one to show."""
+    async def _open_sessions(self) -> str:
+        """New sessions in the order of the models, each with its own, and one for each text that was left half written;
+        the id of the one to show."""
         first, others = self.tracker.connections.first, self.tracker.connections.others
         for one in reversed(others):
             self.tracker.new(one.model, self._system, self._params)
-        return self._first or self.tracker.new(first.model if others else None, self._system, self._params).id
+        given = (first.model if others else None, self._system, self._params)
+        half_written = await self.tracker.take_up(*given)
+        return self._first or (half_written or self.tracker.new(*given)).id
 
     async def action_quit(self) -> None:
         """Stops what runs, saves, leaves."""
+        if self._chat:
+            self._chat.write_down()
         self.rescued = await self.tracker.close()
         self.exit()
 

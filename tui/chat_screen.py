@@ -78,7 +78,6 @@ class ChatScreen(Deeds, Screen[None]):
         self.keys = keys
         self.chosen = first
         self.frames = Frames(self, lambda: self.chosen, self._draw)
-        self._drafts: dict[str, str] = {}
         self._wanted: dict[str, bool] = {}
         self.editing: str | None = None
         interest = Interest(
@@ -221,16 +220,23 @@ class ChatScreen(Deeds, Screen[None]):
                 await self._show(session_id)
 
     async def _show(self, session_id: str) -> None:
-        if self.chosen != session_id:
-            self._drafts[self.chosen] = self.prompt.text
-        self.editing = None
         talk = await self.tracker.look_at(session_id)
-        before, self.chosen = self.chosen, session_id
+        self.editing = None
+        if self.chosen != session_id:
+            self.write_down()
+            self.chosen = session_id
+            self.prompt.put(talk.draft)
+        elif talk.draft and not self._stage.transcript_of(session_id):
+            self.prompt.give_back(talk.draft)  # the first session: something may be typed already
         await self._stage.show(talk, self.tracker.talks)
-        if before != session_id:
-            self.prompt.put(self._drafts.pop(session_id, ""))
+        self.write_down()
         self.prompt.remember([turn.text for turn in talk.turns or [] if turn.role == "user"])
         self.frames.changed(session_id, Change.TURNS | Change.PHASE)
+
+    def write_down(self) -> None:
+        """Keeps what is in the prompt as the session's draft, once the session is there."""
+        if self._stage.transcript_of(self.chosen):
+            self.tracker.write_down(self.chosen, self.prompt.text, self.prompt.written)
 
     def on_choose(self, event: Choose) -> None:
         self.attempt(self.show_session(event.session_id))
@@ -266,12 +272,13 @@ class ChatScreen(Deeds, Screen[None]):
             if session_id == self.chosen:
                 self.prompt.give_back(text)
             else:
-                self._drafts[session_id] = text
+                self.tracker.write_down(session_id, text, text)
             raise
         self.prompt.remember([turn.text for turn in self.talk.turns or [] if turn.role == "user"])
         self.transcript.action_follow()
 
     def on_prompt_grew(self, event: Prompt.Grew) -> None:
+        self.write_down()  # not the event's text, which may be that of a session that was left since
         self._draw_hint()
 
     def on_copy_text(self, event: CopyText) -> None:

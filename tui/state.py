@@ -86,7 +86,8 @@ class Rate:
 @dataclass(slots=True)
 class Talk:
     """A session as the screen knows it. `turns` is None until it was looked at. `unseen`: something was finished
-    while another session was on the screen. `saved`: it is in the store; an untouched new one is not."""
+    while another session was on the screen. `saved`: it is in the store; an untouched new one is not. `draft`: what is
+    half written for it, as the prompt shows it."""
 
     id: str
     title: str = ""
@@ -103,6 +104,7 @@ class Talk:
     unseen: bool = False
     busy: bool = False
     saved: bool = True
+    draft: str = ""
 
     @property
     def name(self) -> str:

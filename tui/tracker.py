@@ -21,6 +21,7 @@ from ..chat.store import Store
 from .answers import Answers, sampling_of
 from .changes import Change, Changed
 from .connection import Connect, Connection, Connections
+from .drafts import Drafts
 from .state import Talk, phase_after, talk_of, turn_of
 
 
@@ -40,6 +41,7 @@ class Tracker:
         self._store = store
         self._changed = changed
         self._answers = Answers(store, self.connections, changed, clock)
+        self._drafts = Drafts(store.path and store.path.with_name("drafts"))
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -57,6 +59,25 @@ class Tracker:
         self._changed(talk.id, Change.LIST)
         return talk
 
+    async def take_up(
+        self, model: str | None = None, system: str | None = None, params: dict[str, float] | None = None
+    ) -> Talk | None:
+        """A new session for each text that was being written for one when its app was ended; the newest of them."""
+        talk = None
+        if not self.problem:
+            for old_id, text in await self._drafts.left_behind(self.talks):
+                talk = self.new(model, system, params)
+                self.write_down(talk.id, text, text)
+                self._drafts.keep(old_id, "")
+        return talk
+
+    def write_down(self, session_id: str, draft: str, whole: str) -> None:
+        """What the prompt holds for a session now; `whole`: with pastes in full. Cheap: nothing is waited for."""
+        talk = self.talks.get(session_id)
+        if talk and talk.draft != draft:
+            talk.draft = draft
+            self._drafts.keep(session_id, whole, new=not talk.saved)
+
     def connection_of(self, talk: Talk) -> Connection:
         """Where a session is answered."""
         return self.connections.of(talk.model)
@@ -66,7 +87,9 @@ class Tracker:
         talk = self.talks[session_id]
         if talk.turns is None:
             messages = await asyncio.to_thread(self._store.messages, session_id)
+            draft = await self._drafts.of(session_id)
             if talk.turns is None:
+                talk.draft = draft
                 talk.turns = [turn_of(message) for message in messages]
                 talk.phase = phase_after(talk)
         self.seen(session_id)
@@ -91,6 +114,8 @@ class Tracker:
         """Takes a session off the list; a saved one stays in the store."""
         await self._answers.quiet(session_id)
         await asyncio.to_thread(self._store.release, session_id)
+        if not self.talks[session_id].saved:
+            self._drafts.keep(session_id, "")
         self.talks.pop(session_id, None)
         self._changed(session_id, Change.LIST)
 
@@ -104,6 +129,7 @@ class Tracker:
         """Deletes a session for good; its reply is stopped first. Raises SessionBusy."""
         await self._answers.quiet(session_id)
         await asyncio.to_thread(self._store.remove, session_id)
+        self._drafts.keep(session_id, "")
         self.talks.pop(session_id, None)
         self._changed(session_id, Change.LIST)
 
@@ -199,6 +225,7 @@ class Tracker:
     async def close(self) -> str | None:
         """Stops every reply and saves. The file unsaved sessions were rescued to, if any."""
         await self._answers.close()
+        await self._drafts.close()
         await self.connections.close()
         rescued = await asyncio.to_thread(self._store.close)
         return str(rescued) if rescued else None

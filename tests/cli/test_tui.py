@@ -77,6 +77,35 @@ def test_killed_in_mid_answer_it_opens_with_what_came_and_goes_on(terminal: Open
     store.close()
 
 
+def test_killed_in_mid_message_it_opens_with_what_was_typed(terminal: Open, tmp_path: Path) -> None:
+    drafts = tmp_path / "data" / "drafts"
+
+    def kept(text: str) -> bool:
+        return any(text in file.read_text() for file in drafts.glob("*.json"))
+
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("A new session")
+    tui.type("never sent")
+    tui.until_true(lambda: kept("never sent"))
+    tui.kill()
+    tui = terminal("tui", "scripted", size=SIZE)
+    tui.until("never sent")
+    tui.type("\x15")
+    tui.until("Ask anything")
+    tui.type("hello\r")
+    tui.until("You said: hello")
+    tui.type("and half a thought")
+    tui.until_true(lambda: kept("half a thought"))
+    tui.kill()
+    tui = terminal("tui", "scripted", "--session", "hello", size=SIZE)
+    tui.until("and half a thought")
+    tui.type("\r")
+    tui.until("You said: and half a thought")
+    tui.type("\x11")
+    assert tui.ended() == 0
+    assert list(drafts.iterdir()) == []
+
+
 def test_a_broken_model_is_one_line_and_the_way_out_stays_open(terminal: Open) -> None:
     tui = terminal("tui", "missing", size=SIZE)
     tui.until("! no model at 'missing'")
