@@ -16,9 +16,16 @@ Kind = TypeVar("Kind")
 Row: TypeAlias = sqlite3.Row | Mapping[str, Any]
 
 LISTED = """
-    SELECT s.*, (SELECT count(*) FROM message m WHERE m.session = s.id) AS num_messages,
-    (SELECT m.state FROM message m WHERE m.id = s.head) AS head_state FROM session s
+    SELECT s.*, (
+        WITH RECURSIVE turn(id, parent) AS (
+            SELECT m.id, m.parent FROM message m WHERE m.id = s.head
+            UNION SELECT m.id, m.parent FROM message m JOIN turn ON m.id = turn.parent
+        )
+        SELECT count(*) FROM turn
+    ) AS num_messages, (SELECT m.state FROM message m WHERE m.id = s.head) AS head_state FROM session s
 """
+"""Sessions; their messages are counted from the head to the start, so without those that were left behind."""
+
 SESSION = ("id", "title", "model", "system", "params", "created", "updated", "parent", "head", "owner")
 MESSAGE = (
     *("id", "session", "parent", "role", "content", "reasoning", "state", "model", "usage", "timing", "error"),

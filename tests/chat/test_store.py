@@ -184,6 +184,7 @@ def test_undo_retry_and_edit_keep_what_they_leave_behind(store: Store, path: Pat
     store.rewind(session.id, None)
     store.ask(session.id, "edited")
     assert [text for _, text, _ in said(store, session.id)] == ["edited"]
+    assert store.session(session.id).num_messages == Store(path).sessions()[0].num_messages == 1
     rows = sqlite3.connect(path).execute("SELECT content FROM message ORDER BY id").fetchall()
     assert {text for (text,) in rows} == {"one", "first", "second", "edited"}
 

@@ -55,6 +55,17 @@ def test_the_last_conversation_goes_on_where_it_stopped(terminal: Open, store: C
     assert (session.title, session.num_messages, session.model) == ("emoji 🦊 漢字", 4, "scripted")
 
 
+def test_a_message_that_was_taken_back_is_no_turn_of_the_list(terminal: Open, program: Program) -> None:
+    chat = terminal("chat", "scripted", "--ctx", "64")
+    talk(chat, "ok")
+    chat.until(READY)
+    chat.type("x" * 70 + ENTER)
+    chat.until("your message was taken back")
+    leave(chat)
+    (line,) = program("sessions", "list").out.splitlines()[1:]
+    assert line.endswith("  2      ok")
+
+
 def test_killed_in_mid_answer_the_reply_is_there_marked_and_goes_on(terminal: Open, store: Callable[[], Store]) -> None:
     chat = terminal("chat", "scripted")
     chat.until(READY)
@@ -157,6 +168,10 @@ def test_a_file_moved_away_under_a_chat_is_one_line_and_every_word_comes_back(
     leave(chat)
     (rescued,) = file.parent.glob("mlxpaged-unsaved-*.json")
     assert chat.count(f"this conversation is in {rescued}") == 1
+    parted = program("sessions", "import", str(rescued))
+    assert parted.code == 1 and f"{file} was moved or removed without its -wal and -shm files" in parted.err
+    for end in ("-wal", "-shm"):
+        Path(f"{file}{end}").rename(f"{file}.old{end}")
     assert program("sessions", "import", str(rescued)).code == 0
     turns = store().messages(store().sessions()[0].id)
     assert [one.content for one in turns] == ["before", "You said: before", "after", "You said: after"]
