@@ -26,6 +26,7 @@ from .metrics import Metrics
 from .operations import Operations
 from .options import ServerOptions
 from .sse import ClientGone
+from .unread import Unread
 
 
 def create_app(backend: LocalBackend, options: ServerOptions, gate: Gate | None = None) -> Starlette:
@@ -66,11 +67,12 @@ def create_app(backend: LocalBackend, options: ServerOptions, gate: Gate | None 
 
 
 def _middleware(options: ServerOptions) -> list[Middleware]:
-    """From the outside in: where a request comes from, what a page may read, who asks."""
+    """From the outside in: what is left of a body, where a request comes from, what a page may read, who asks."""
     keys = options.api_keys
     if keys and options.secret:
         keys = (*keys, key_of(options.secret))  # this user's own faces have no other
     return [
+        Middleware(Unread),
         Middleware(
             Guard,
             check_host=options.loopback,

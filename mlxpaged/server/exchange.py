@@ -29,10 +29,6 @@ from .metrics import Metrics
 from .options import ServerOptions
 from .sse import EventStream, event, while_connected
 
-_DROPPED_BYTES = 256 * 2**20
-"""What is read of a body that is too large, and dropped: many clients look for the answer only once they have sent
-all of it, and would see nothing but a reset."""
-
 
 class Dialect(Protocol):
     """One response in the words of one endpoint, streamed (`opening`, `event` per delta, `closing`) or whole (`take`
@@ -104,17 +100,13 @@ class Exchange:
         length = request.headers.get("content-length", "")
         told = f"{length} bytes" if length.isdecimal() else f"more than {limit} bytes"
         refused = Refused(413, f"the body has {told}; the limit is {limit}")
-        if length.isdecimal() and int(length) > limit and request.headers.get("expect"):
-            raise refused  # the client waits to be told to send it
-        body, size = bytearray(), 0
-        async for piece in request.stream():
-            size += len(piece)
-            if size <= limit:
-                body += piece
-            elif size > limit + _DROPPED_BYTES:
-                break
-        if size > limit:
+        if length.isdecimal() and int(length) > limit:
             raise refused
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > limit:
+                raise refused
         return bytes(body)
 
     async def card(self, name: str | None) -> ModelCard:

@@ -121,12 +121,39 @@ def test_a_client_that_sends_all_before_it_listens_sees_the_413(serve: Serve, me
     assert (answer.code, error["message"]) == (413, f"the body has {megabytes}000000 bytes; the limit is 33554432")
 
 
-def test_a_client_that_waits_for_leave_is_refused_before_it_sends(serve: Serve) -> None:
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (CHAT, {}, 401),
+        (CHAT, {"origin": "http://evil.example"}, 403),
+        (CHAT, {"x-api-key": "the-key", "content-type": "text/plain"}, 415),
+        ("/v1/models", {"x-api-key": "the-key"}, 405),
+        ("/v1/nope", {"x-api-key": "the-key"}, 404),
+    ],
+)
+def test_so_does_one_that_is_refused_for_anything_else(
+    serve: Serve, path: str, headers: dict[str, str], status: int
+) -> None:
+    server = serve(options=ServerOptions(api_keys=("the-key",)))
+    asking = Request(server.url + path, bytes(30 * 10**6), {"content-type": "application/json", **headers})
+    with pytest.raises(HTTPError) as refused:
+        build_opener(ProxyHandler({})).open(asking, timeout=60)
+    with refused.value as answer:
+        assert (answer.code, set(json.load(answer))) == (status, {"error"})
+    assert server.service.submitted == []
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [("", 413), ("Origin: http://evil.example", 403), ("Content-Type: text/plain", 415)]
+)
+def test_a_client_that_waits_for_leave_is_refused_before_it_sends(serve: Serve, header: str, status: int) -> None:
     address = urlsplit(serve().url)
     with socket.create_connection((address.hostname, address.port), timeout=20) as client:
-        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        client.sendall(f"{head}Content-Length: 60000000\r\nExpect: 100-continue\r\n\r\n".encode())
-        assert client.recv(1000).startswith(b"HTTP/1.1 413 ")
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Length: 60000000", "Expect: 100-continue"]
+        lines += [header] if header else []
+        lines += ["Content-Type: application/json"] if "Type" not in header else []
+        client.sendall("\r\n".join([*lines, "", ""]).encode())
+        assert client.recv(1000).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 @pytest.mark.parametrize(
