@@ -4,13 +4,16 @@ screen's."""
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import ClassVar
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App
+from textual.notifications import SeverityLevel
+from textual.screen import ModalScreen
 
 from .. import paths
 from ..chat.store import Store
@@ -21,6 +24,7 @@ from .commands import PaletteCommands
 from .connection import Connect, Link
 from .keymap import Keys, keys_from
 from .keys import bound
+from .messages import Uncovered
 from .themes import NIGHT, THEMES
 from .tracker import Tracker
 
@@ -57,6 +61,7 @@ class TuiApp(App[None]):
         self.keys = keys_from(keys or {})
         _teach_alt_keys(self.keys)
         self._told: Link | None = None  # whose notice was shown
+        self._held: list[Callable[[], None]] = []  # notices for when no dialog is open
         self.tracker = Tracker(store, connect, self._changed, models)
         self.rescued: str | None = None
         """A file that took what could not be saved; known once the app has ended."""
@@ -97,6 +102,30 @@ class TuiApp(App[None]):
             self._chat.write_down()
         self.rescued = await self.tracker.close()
         self.exit()
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """Textual's, but never over a dialog, which it would cover: what comes meanwhile waits until that is closed."""
+        tell = partial(super().notify, message, title=title, severity=severity, timeout=timeout, markup=markup)
+        if self._covered:
+            self._held.append(tell)
+        else:
+            tell()
+
+    def on_uncovered(self, event: Uncovered) -> None:
+        while self._held and not self._covered:  # one dialog may follow another
+            self._held.pop(0)()
+
+    @property
+    def _covered(self) -> bool:
+        return any(isinstance(one, ModalScreen) for one in self.screen_stack)
 
     def _tell_where(self) -> None:
         """Says once of each server that answers where it is: also of one that took a dead one's place."""

@@ -25,7 +25,7 @@ from .frames import Frames
 from .keymap import NO_KEY, Keys
 from .keys import FIRST_SESSIONS, bound
 from .looks import Interest, Looks
-from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell
+from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell, Uncovered
 from .prompt import Prompt
 from .sidebar import Sidebar
 from .stage import Stage
@@ -304,6 +304,9 @@ class ChatScreen(Deeds, Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         self._arrange()
+
+    def on_screen_resume(self) -> None:
+        self.post_message(Uncovered())
 
     def on_app_blur(self) -> None:
         self._looks.away = True

@@ -58,6 +58,11 @@ class CopyText(Message):
 
 
 @dataclass
+class Uncovered(Message):
+    """No dialog lies over the conversation any more."""
+
+
+@dataclass
 class Tell(Message):
     """A line the person should read once."""
 
