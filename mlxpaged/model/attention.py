@@ -92,11 +92,13 @@ class PagedLayer:
         self._index = index
         self._group = group
         self._window = step.pool.spec.layers[index].window
+        self._new: tuple[mx.array, mx.array]
         self.offset = step.offset  # int32 [T]: rope and position scaling work per row
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[KVHandle, KVHandle]:
         """Store K and V [T, heads, 1, width] of the step's tokens; the handles stand for everything stored so far."""
         self._step.pool.write(self._index, self._step.slots[self._group], keys.squeeze(2), values.squeeze(2))
+        self._new = keys, values
         return KVHandle(self, keys), KVHandle(self, values)
 
     def make_mask(self, num_tokens: int, return_array: bool = False, window_size: int | None = None) -> Window | None:
@@ -112,5 +114,5 @@ class PagedLayer:
         if not step.chunks[self._group]:
             return step.pool.decode(self._index, step, queries, asked)
         decoded = [step.pool.decode(self._index, step, queries[:count], asked)] if count else []
-        outputs = decoded + step.pool.prefill(self._index, step, queries, asked)
+        outputs = decoded + step.pool.prefill(self._index, step, queries, self._new, asked)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)

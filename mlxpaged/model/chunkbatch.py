@@ -22,19 +22,20 @@ from .inputs import ChunkInputs
 @dataclass(frozen=True)
 class Run:
     """One chunk: `inputs` with its made-up queries, which are `[begin, begin + inputs.length)` of the widened step's;
-    its own are `[front, front + length)` of those. Its keys are `[kv_begin, kv_begin + inputs.kv_len)` of the batch."""
+    its own are `[front, front + length)` of those. Its keys are `[kv_begin, kv_begin + inputs.kv_len)` of the gathered
+    ones; None: it begins its row, so its keys are those of the same tokens as its queries."""
 
     inputs: ChunkInputs
     begin: int
     front: int
     length: int
-    kv_begin: int
+    kv_begin: int | None
 
 
 @dataclass(frozen=True)
 class ChunkBatch:
-    """`slots` int32 [>= num_slots]: those of all runs' keys, one after another. The step's queries are to be widened
-    by `before` and `after` rows."""
+    """`slots` int32 [>= num_slots]: those of the keys to gather, run after run. The step's queries and new keys are to be
+    widened by `before` and `after` rows."""
 
     runs: tuple[Run, ...]
     slots: mx.array
@@ -45,17 +46,19 @@ class ChunkBatch:
     @classmethod
     def of(cls, chunks: Sequence[ChunkInputs], num_tokens: int, unit: int | None) -> ChunkBatch:
         """Lay out `chunks` of a step of `num_tokens` tokens. `unit`: see rounded(); None rounds nothing."""
-        before = after = kv_begin = 0
-        placed, slots = [], []
+        before = after = num_slots = 0
+        placed: list[tuple[ChunkInputs, ChunkInputs, int, int | None]] = []
+        slots = [np.zeros(0, np.int32)]
         for chunk in chunks:
             inputs, front, behind = rounded(chunk, unit) if unit else (chunk, 0, 0)
             before = max(before, front - chunk.entry)
             after = max(after, chunk.entry + chunk.length + behind - num_tokens)
-            placed.append((inputs, chunk, front, kv_begin))
-            slots.append(_slots(inputs))
-            kv_begin += inputs.kv_len
+            placed.append((inputs, chunk, front, None if chunk.begins_row else num_slots))
+            if not chunk.begins_row:
+                slots.append(_slots(inputs))
+                num_slots += inputs.kv_len
         runs = tuple(Run(inputs, before + c.entry - front, front, c.length, kv) for inputs, c, front, kv in placed)
-        return cls(runs, padded(np.concatenate(slots)), kv_begin, before, after)
+        return cls(runs, padded(np.concatenate(slots)), num_slots, before, after)
 
     def widened(self, queries: mx.array) -> mx.array:
         """The step's queries [T, ...] with what the runs need beyond its ends."""

@@ -34,6 +34,11 @@ class ChunkInputs:
     table: np.ndarray  # int32: the row's table from position 0
 
     @property
+    def begins_row(self) -> bool:
+        """Whether its keys are its own tokens', and no others."""
+        return self.start == 0
+
+    @property
     def kv_len(self) -> int:
         """Positions from `first` to the chunk's last query, itself included."""
         return self.start + self.length - self.first

@@ -109,11 +109,13 @@ class KernelPool:
         )
         return out.transpose(0, 2, 1, 3)
 
-    def prefill(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> list[mx.array]:
+    def prefill(
+        self, layer: int, step: AttentionStep, queries: mx.array, new: tuple[mx.array, mx.array], asked: Asked
+    ) -> list[mx.array]:
         group = self.spec.group_of[layer]
         chunks = step.chunks[group]
         long = [chunk for chunk in chunks if chunk.length > SHORT_CHUNK]
-        outputs = iter(self._long_chunks(layer, step, long, queries, asked) if long else ())
+        outputs = iter(self._long_chunks(layer, step, long, queries, new, asked) if long else ())
         return [
             self._short_chunk(layer, chunk, queries[chunk.entry : chunk.entry + chunk.length], asked)
             if chunk.length <= SHORT_CHUNK
@@ -122,22 +124,32 @@ class KernelPool:
         ]
 
     def _long_chunks(
-        self, layer: int, step: AttentionStep, chunks: Sequence[ChunkInputs], queries: mx.array, asked: Asked
+        self,
+        layer: int,
+        step: AttentionStep,
+        chunks: Sequence[ChunkInputs],
+        queries: mx.array,
+        new: tuple[mx.array, mx.array],
+        asked: Asked,
     ) -> list[mx.array]:
-        """K and V of all chunks are gathered at once, then each attends to its own."""
+        """K and V of the chunks that go on with a row are gathered at once, then each chunk attends to its own."""
         batch = step.chunk_batch(self.spec.group_of[layer], chunks, self._round_chunks)
-        keys, values, self.token = kv_gather(
-            self._launch, *self._pools[layer], batch.slots, batch.num_slots, self.token
-        )
-        keys, values = (gathered.transpose(1, 0, 2)[None] for gathered in (keys, values))
-        queries, outputs = batch.widened(queries), []
-        for run in batch.runs:
-            kv, mine = (
-                slice(run.kv_begin, run.kv_begin + run.inputs.kv_len),
-                slice(run.begin, run.begin + run.inputs.length),
+        gathered: list[mx.array] = []
+        if batch.num_slots:
+            *gathered, self.token = kv_gather(
+                self._launch, *self._pools[layer], batch.slots, batch.num_slots, self.token
             )
+        queries, fresh = batch.widened(queries), [batch.widened(array[:, :, 0]) for array in new]
+        outputs = []
+        for run in batch.runs:
+            mine = slice(run.begin, run.begin + run.inputs.length)
+            if run.kv_begin is None:
+                kv = [array[mine] for array in fresh]
+            else:
+                kv = [array[run.kv_begin : run.kv_begin + run.inputs.kv_len] for array in gathered]
+            keys, values = (array.transpose(1, 0, 2)[None] for array in kv)
             mask = step.chunk_mask(run.inputs, asked.window)
-            out = chunk_attention(queries[mine], keys[:, :, kv], values[:, :, kv], mask, asked)
+            out = chunk_attention(queries[mine], keys, values, mask, asked)
             outputs.append(out[run.front : run.front + run.length])
         return outputs
 

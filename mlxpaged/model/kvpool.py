@@ -48,9 +48,12 @@ class KVPool(Protocol):
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         """Attention of the step's decode entries, queries [B, heads, 1, k_width], each over its row's context."""
 
-    def prefill(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> list[mx.array]:
-        """Attention of the step's chunks, in order, each over its row up to each query; `queries` are those of the
-        whole step, [T, heads, 1, k_width]."""
+    def prefill(
+        self, layer: int, step: AttentionStep, queries: mx.array, new: tuple[mx.array, mx.array], asked: Asked
+    ) -> list[mx.array]:
+        """Attention of the step's chunks, in order, each over its row up to each query. `queries`, and the `new` keys
+        and values just written, are those of the whole step, [T, heads, 1, width]: a chunk that begins its row finds
+        all it attends to among them."""
 
     def pending(self) -> list[mx.array]:
         """What a step must evaluate so that all its writes happen."""

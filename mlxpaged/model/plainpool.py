@@ -11,7 +11,6 @@ import numpy as np
 
 from ..config import BLOCK_SIZE
 from ..sched.requests import BlockCopy
-from .inputs import ChunkInputs
 from .kvpool import Asked, chunk_attention, fused_attention, resized
 from .kvspec import KVSpec
 
@@ -99,19 +98,21 @@ class PlainPool:
         scores = mx.where(mask, grouped @ keys.swapaxes(-1, -2), HIDDEN)
         return (mx.softmax(scores, axis=-1, precise=True) @ values).reshape(*queries.shape[:-1], values.shape[-1])
 
-    def prefill(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> list[mx.array]:
-        return [
-            self._chunk(layer, step, chunk, queries[chunk.entry : chunk.entry + chunk.length], asked)
-            for chunk in step.chunks[self.spec.group_of[layer]]
-        ]
-
-    def _chunk(self, layer: int, step: AttentionStep, chunk: ChunkInputs, queries: mx.array, asked: Asked) -> mx.array:
-        # Heads first and contiguous: the CPU's SDPA is 2 to 4 times slower over transposed K and V.
-        keys, values = (
-            mx.contiguous(_run(pool[layer], chunk.block_ids)[: chunk.kv_len].transpose(1, 0, 2))[None]
-            for pool in (self._keys, self._values)
-        )
-        return chunk_attention(queries, keys, values, step.chunk_mask(chunk, asked.window), asked)
+    def prefill(
+        self, layer: int, step: AttentionStep, queries: mx.array, new: tuple[mx.array, mx.array], asked: Asked
+    ) -> list[mx.array]:
+        outputs = []
+        for chunk in step.chunks[self.spec.group_of[layer]]:
+            mine = slice(chunk.entry, chunk.entry + chunk.length)
+            if chunk.begins_row:
+                runs = [fresh[mine, :, 0] for fresh in new]
+            else:
+                runs = [_run(pool[layer], chunk.block_ids)[: chunk.kv_len] for pool in (self._keys, self._values)]
+            # Heads first and contiguous: the CPU's SDPA is 2 to 4 times slower over transposed K and V.
+            keys, values = (mx.contiguous(run.transpose(1, 0, 2))[None] for run in runs)
+            mask = step.chunk_mask(chunk, asked.window)
+            outputs.append(chunk_attention(queries[mine], keys, values, mask, asked))
+        return outputs
 
 
 def _slots(block: int, count: int) -> np.ndarray:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxpaged.kernels.launch import KernelSpec
 from mlxpaged.model import compiled, serving
 from mlxpaged.model.kernelpool import KernelPool
 from mlxpaged.model.kvspec import KVSpec
@@ -71,6 +73,31 @@ def test_gather_decode_gives_stock_tokens(monkeypatch) -> None:
     replies = rig.run()
     for index, prompt in enumerate(prompts()):
         assert_equal_to_stock(replies[index], stock.reply(prompt, NEW), f"gathered prompt {index}")
+
+
+@pytest.mark.parametrize("round_chunks", [None, 24])
+def test_a_chunk_that_begins_its_row_reads_nothing_from_the_pool(round_chunks, monkeypatch) -> None:
+    """Its K and V are at hand; a later chunk's are gathered, once a layer for all chunks of a step."""
+    started: list[str] = []
+    emulator = EmulatorLauncher(passes=(FORWARD,))
+
+    def launch(spec: KernelSpec, *args: Any, **kwargs: Any) -> list[mx.array]:
+        started.append(spec.name)
+        return emulator(spec, *args, **kwargs)
+
+    monkeypatch.setattr(serving, "make_pool", lambda *of: KernelPool(*of[:2], launch, round_chunks=round_chunks))
+    model, config = tiny_model("gpt_oss")
+    stock, rig = Stock(model), Rig(model, config, num_blocks=40, step_budget=100, ahead=0)
+    whole, cut = prompts()[0], prompts()[0] + prompts()[3] + prompts()[0]
+    rig.add(0, whole, 1)
+    rig.step()
+    assert started.count("kv_write") == len(model.layers) and "kv_gather" not in started
+    rig.add(1, cut, 2)  # finds the first one's blocks
+    rig.step()
+    assert started.count("kv_gather") == len(model.layers)
+    replies = rig.run()
+    assert_equal_to_stock(replies[0], stock.reply(whole, 1), "in one chunk")
+    assert_equal_to_stock(replies[1], stock.reply(cut, 2), "going on")
 
 
 def test_no_step_replaces_the_pools_arrays(monkeypatch) -> None:
