@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -89,19 +91,65 @@ def test_a_changed_pyproject_is_installed_again(checkout: Path, tmp_path: Path) 
     (checkout / ".venv" / "bin" / "python").unlink()
     program(checkout / ".venv" / "bin" / "python", f'[[ "$1" == -c ]] && exit 0; echo "$@" >>"{tmp_path}/calls"')
     assert run(checkout).returncode == 0
-    assert (tmp_path / "calls").read_text() == f"-m pip install --quiet --editable {checkout}\n"
+    assert (tmp_path / "calls").read_text() == f"-m pip install --progress-bar off --editable {checkout}\n"
     assert run(checkout).returncode == 0
     assert (tmp_path / "calls").read_text().count("\n") == 1
 
 
-def test_a_failed_install_leaves_no_stamp(checkout: Path) -> None:
+def to_install(checkout: Path, pip: str) -> None:
+    """An environment that lacks the package, and whose pip is a line of bash."""
     installed(checkout)
     (checkout / ".venv" / "root").write_text(f"{checkout}\n")
     (checkout / ".venv" / "stamp-run").unlink()
     (checkout / ".venv" / "bin" / "python").unlink()
-    program(checkout / ".venv" / "bin" / "python", '[[ "$1" == -c ]] && exit 0; exit 1')
+    program(checkout / ".venv" / "bin" / "python", f'[[ "$1" == -c ]] && exit 0; {pip}')
+
+
+SETTING_UP = "mlxpaged: setting up .venv (once; a minute or two, more on a slow line)\n"
+
+
+def test_an_install_is_one_line(checkout: Path) -> None:
+    to_install(checkout, "echo Collecting mlx; echo a warning >&2")
     done = run(checkout)
-    assert done.returncode == 1 and "the install failed" in done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{checkout.parent}|chat|", SETTING_UP)
+
+
+def test_a_failed_install_tells_all_that_pip_said_and_leaves_no_stamp(checkout: Path) -> None:
+    to_install(checkout, "echo Collecting mlx; echo no space left >&2; exit 1")
+    done = run(checkout)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"{SETTING_UP}Collecting mlx\nno space left\n"
+        "mlxpaged: the install failed (above); run the same command again once the cause is gone\n"
+    )
+    assert not (checkout / ".venv" / "stamp-run").exists()
+
+
+def on_terminal(checkout: Path) -> pexpect.spawn:
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm"}
+    script = str(checkout / "scripts" / "run")
+    return pexpect.spawn("bash", [script], env=environment, cwd=str(checkout.parent), timeout=60)
+
+
+def test_on_a_terminal_an_install_shows_that_it_goes_on_and_clears_that_away(checkout: Path, tmp_path: Path) -> None:
+    to_install(checkout, f"echo '  Downloading mlx'; while [[ ! -e '{tmp_path}/go' ]]; do sleep 0.05; done")
+    shown = on_terminal(checkout)
+    shown.expect_exact("  1 s  Downloading mlx")
+    (tmp_path / "go").touch()
+    shown.expect_exact(f"\r\x1b[K{checkout.parent}|chat|")
+    shown.expect(pexpect.EOF)
+    shown.close()
+    assert shown.exitstatus == 0
+
+
+def test_control_c_ends_an_install_and_what_is_shown_of_it(checkout: Path) -> None:
+    to_install(checkout, "echo Collecting mlx; exec sleep 60")
+    shown = on_terminal(checkout)
+    shown.expect_exact("Collecting mlx")
+    shown.sendintr()
+    shown.expect(pexpect.EOF)
+    shown.close()
+    assert (shown.exitstatus, shown.signalstatus) in {(130, None), (None, signal.SIGINT)}
     assert not (checkout / ".venv" / "stamp-run").exists()
 
 
