@@ -34,8 +34,8 @@ class Run:
 
 @dataclass(frozen=True)
 class ChunkBatch:
-    """`slots` int32 [>= num_slots]: those of the keys to gather, run after run. The step's queries and new keys are to be
-    widened by `before` and `after` rows."""
+    """`slots` int32 [>= num_slots]: those of the keys to gather, run after run. The step's queries and new keys are to
+    be widened by `before` and `after` rows."""
 
     runs: tuple[Run, ...]
     slots: mx.array
