@@ -1,4 +1,4 @@
-"""Replies held to a grammar, by llguidance. Owns one view of a model's vocabulary, what a JSON schema may ask for, and
+"""Replies held to a grammar, by llguidance. Owns one view of a model's vocabulary, how large a JSON schema may be, and
 the masks of one reply; knows no family's markup and no request."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from ..errors import BadParameter, MlxpagedError
 from ..model.tokenizer import Tokenizer
+from .schema_branches import target
 
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_GRAMMAR_BYTES = 1024 * 1024
@@ -115,7 +116,7 @@ def schema_notation(schema: Mapping[str, Any], param: str, lenient: bool = False
             f"{param} combines {patterns} patterns by allOf or beside $ref; combine at most {MAX_PATTERNS_AT_ONCE}",
             param=param,
         )
-    levels = _levels(schema) + sum(_levels(_target(schema, ref)) for ref in set(_references(schema)))
+    levels = _levels(schema) + sum(_levels(target(schema, ref)) for ref in set(_references(schema)))
     if levels > MAX_SCHEMA_LEVELS:
         raise BadParameter(
             f"{param} is nested {levels} levels deep, its definitions included; send at most {MAX_SCHEMA_LEVELS}",
@@ -126,67 +127,6 @@ def schema_notation(schema: Mapping[str, Any], param: str, lenient: bool = False
     if len(text) > MAX_SCHEMA_BYTES:
         raise BadParameter(f"{param} has {len(text)} bytes; send at most {MAX_SCHEMA_BYTES}", param=param)
     return f"%json {text}"
-
-
-def refuse_unenforced(schema: Mapping[str, Any], place: str) -> None:
-    """Raises BadParameter for the first keyword under `place` that demands something no grammar here enforces: text
-    that breaks it would come back as if it did not. Annotations, unknown words and values that demand nothing pass."""
-    for inner, path in _schemas(schema):
-        for keyword in inner:
-            if keyword in UNENFORCED and not _demands_nothing(keyword, inner):
-                where = f" at {path[:200]}" if path else ""
-                raise BadParameter(
-                    f'{place} uses "{keyword}"{where}, which cannot be enforced; '
-                    "leave it out and check the reply for it",
-                    param=place,
-                )
-
-
-UNENFORCED = frozenset(
-    {"contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"}
-    | {"propertyNames", "dependencies", "dependentRequired", "dependentSchemas", "unevaluatedProperties"}
-    | {"not", "if", "then", "else", "$dynamicRef", "$recursiveRef"}
-)
-"""Keywords that the library refuses, or ignores where it is told to be lenient."""
-
-_NEEDS = {"minContains": ("contains",), "maxContains": ("contains",), "then": ("if",), "else": ("if",)}
-_ONE_SCHEMA = ("items", "additionalItems", "additionalProperties")
-_MANY_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")
-
-
-def _demands_nothing(keyword: str, schema: Mapping[str, Any]) -> bool:
-    if keyword == "if":
-        return "then" not in schema and "else" not in schema
-    if keyword in {"not", "contains"}:
-        return keyword == "not" and schema[keyword] is False
-    if keyword == "uniqueItems":
-        return not schema[keyword]
-    return schema[keyword] in (True, {}) or not all(needed in schema for needed in _NEEDS.get(keyword, ()))
-
-
-def _schemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Every schema inside and the way to it: not what only looks like one, as in an enum or an example."""
-    waiting: list[tuple[Any, str]] = [(schema, "")]
-    seen: set[int] = set()
-    while waiting:
-        item, path = waiting.pop()
-        if not isinstance(item, Mapping) or id(item) in seen:
-            continue
-        seen.add(id(item))
-        yield item, path
-        before = f"{path}." if path else ""
-        inner: list[tuple[Any, str]] = []
-        for key in _MANY_SCHEMAS:
-            if isinstance(found := item.get(key), Mapping):
-                inner += [(child, f"{before}{key}.{name}") for name, child in found.items()]
-        for key in _LISTS:
-            if isinstance(found := item.get(key), list):
-                inner += [(child, f"{before}{key}[{index}]") for index, child in enumerate(found)]
-        inner += [(item.get(key), f"{before}{key}") for key in _ONE_SCHEMA]
-        if isinstance(reference := item.get("$ref"), str) and reference.startswith("#"):
-            inner.append((_target(schema, reference), reference))  # definitions may stand anywhere
-        waiting.extend(reversed(inner))
 
 
 def _quoted(text: str) -> str:
@@ -237,11 +177,3 @@ def _patterns_at_once(schema: Any) -> int:
 
 
 _COMBINING = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
-
-
-def _target(schema: Any, reference: str) -> Any:
-    """What a local reference means; nothing where it leads nowhere, which the library will say."""
-    for step in reference.removeprefix("#").split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(step) if isinstance(schema, Mapping) else None
-    return schema

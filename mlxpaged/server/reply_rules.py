@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..chat.grammar import ANY_OBJECT, refuse_unenforced
+from ..chat.grammar import ANY_OBJECT
 from ..chat.plan import ReplyRules
+from ..chat.schema_words import refuse_unenforced
 from ..chat.tools import NO_TOOLS, Tool, ToolUse, tools_of
 from ..errors import BadParameter
 

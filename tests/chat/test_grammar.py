@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxpaged.chat.grammar import (
-    ANY_OBJECT,
-    UNENFORCED,
-    GrammarFault,
-    ReplyGrammar,
-    Vocabulary,
-    refuse_unenforced,
-    schema_notation,
-)
+from mlxpaged.chat.grammar import ANY_OBJECT, GrammarFault, ReplyGrammar, Vocabulary, schema_notation
+from mlxpaged.chat.schema_words import UNENFORCED, refuse_unenforced
 from mlxpaged.errors import BadParameter
 from tests.model.words import END, START, byte_tokenizer
 

@@ -223,6 +223,11 @@ def test_thinking_can_be_switched_off_and_the_prompt_may_open_it() -> None:
             'uses "not" at items, which cannot be enforced',
         ),
         (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"oneOf": [{}, {"minimum": 1}]}}}},
+            "response_format",
+            'uses "oneOf", and a value may fit its branches 0 and 1 at once',
+        ),
+        (
             {"tools": [asking_for_a_set(strict=True)]},
             "tools[0].function.parameters",
             'uses "uniqueItems" at properties.days, which cannot be enforced',
