@@ -9,7 +9,8 @@ from textual.containers import Horizontal
 from textual.content import Content
 
 from ..chat.foreign import neutralise
-from .commands import Command
+from .commands import Command, matching
+from .details import NEARLY_FULL
 from .keymap import Keys
 from .state import Phase, Talk
 from .steady import Steady
@@ -58,7 +59,25 @@ class HintBar(Steady):
         self.say(content or Content(""))
 
 
-def command_hint(commands: Sequence[Command], keys: Keys) -> Content:
+def hint_of(talk: Talk, text: str, editing: bool, context_len: int | None, keys: Keys) -> Content | None:
+    """What the person should know while `text` is in the prompt; None: nothing. `editing`: it replaces an earlier turn.
+    `context_len`: tokens that the model takes, where that is known."""
+    share = talk.context_used / context_len if context_len else 0.0
+    if found := matching(text):
+        return _command_hint(found, keys)
+    if editing:
+        send, leave = keys.hint("send", "/retry"), keys.hint("stop", "clearing the prompt")
+        return Content.styled(f"writing an earlier turn anew · {send} sends it · {leave} leaves it", "$warning")
+    if talk.busy:
+        return Content.styled("this session is open in another mlxpaged; /fork makes one of your own", "$warning")
+    if share > NEARLY_FULL:
+        mark, fork = keys.hint("mark_up", "click"), keys.hint("turn_fork", "/fork")
+        words = f"the context is {share:.0%} full · /clear, or fork an earlier turn ({mark}, {fork})"
+        return Content.styled(words, "$warning")
+    return None
+
+
+def _command_hint(commands: Sequence[Command], keys: Keys) -> Content:
     """The commands that a line may become."""
     lines = []
     for number, command in enumerate(commands[:HINTED]):

@@ -1,5 +1,5 @@
-"""The screen with everything on it. Owns which session is shown, how the panes are arranged and what widgets' words
-lead to; session state is the tracker's, and the frames say when to draw."""
+"""The screen with everything on it. Owns which session is shown and what widgets' words lead to; session state is the
+tracker's, and the frames say when to draw."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import ActiveBinding, BindingType
 from textual.containers import Horizontal, Vertical
-from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Footer
 
 from ..errors import MlxpagedError
-from .bars import HintBar, TitleBar, command_hint
+from .bars import HintBar, TitleBar, hint_of
 from .changes import Change
-from .commands import command_of, is_command, matching, unescaped
+from .commands import command_of, is_command, unescaped
 from .deeds import Deeds
-from .details import NEARLY_FULL, Details, View
+from .details import Details, View
 from .frames import Frames
 from .keymap import NO_KEY, Keys
 from .keys import FIRST_SESSIONS, bound
 from .looks import Interest, Looks
 from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell, Uncovered
+from .panes import SIDEBAR_FROM, Panes
 from .prompt import Prompt
 from .sidebar import Sidebar
 from .stage import Stage
 from .state import Talk
 from .tracker import Tracker
 from .transcript import Transcript
-
-SIDEBAR_FROM, DETAILS_FROM = 90, 150
-"""Columns from which a pane is shown without being asked for."""
 
 
 class ChatScreen(Deeds, Screen[None]):
@@ -78,10 +75,11 @@ class ChatScreen(Deeds, Screen[None]):
         self.keys = keys
         self.chosen = first
         self.frames = Frames(self, lambda: self.chosen, self._draw)
-        self._wanted: dict[str, bool] = {}
+        self._sidebar, self._details = Sidebar(), Details()
+        self._panes = Panes({"sidebar": self._sidebar, "details": self._details})
         self.editing: str | None = None
         interest = Interest(
-            shown=lambda: self.query_one(Details).display,
+            shown=lambda: self._details.display,
             engine=lambda: tracker.connection_of(self.talk).engine or tracker.connections.first.engine,
             busy=lambda: any(talk.phase.is_live for talk in self.talks),
         )
@@ -92,12 +90,12 @@ class ChatScreen(Deeds, Screen[None]):
     def compose(self) -> ComposeResult:
         yield TitleBar()
         with Horizontal(id="middle"):
-            yield Sidebar()
+            yield self._sidebar
             with Vertical(id="centre"):
                 yield Stage(self.keys)
                 yield HintBar()
                 yield Prompt(self.keys)
-            yield Details()
+            yield self._details
         yield Footer(show_command_palette=False)
 
     async def on_mount(self) -> None:
@@ -158,7 +156,7 @@ class ChatScreen(Deeds, Screen[None]):
 
     def _draw_bars(self) -> None:
         talks, connection = self.talks, self.tracker.connection_of(self.talk)
-        self.query_one(Sidebar).show(talks, self.chosen, self._models())
+        self._sidebar.show(talks, self.chosen, self.tracker.models())
         model = connection.engine.card.name if connection.engine else connection.model
         self.query_one(TitleBar).show(self.talk, talks, model, connection.note, connection.failed)
         self._draw_hint()
@@ -166,13 +164,6 @@ class ChatScreen(Deeds, Screen[None]):
             self._told = self.tracker.problem
             if self._told:
                 self.notify(self._told, title="Not saved", severity="warning", timeout=15, markup=False)
-
-    def _models(self) -> dict[str, str]:
-        """Session id -> its model's name where there are several to tell apart: the end of it, which differs most."""
-        if not self.tracker.connections.others:
-            return {}
-        names = {talk.id: self.tracker.connection_of(talk).model or "" for talk in self.talks}
-        return {session_id: name.rstrip("/").rpartition("/")[2] for session_id, name in names.items()}
 
     def _ended(self, talk: Talk) -> None:
         """A reply is complete: seen here, or worth a bell."""
@@ -182,34 +173,18 @@ class ChatScreen(Deeds, Screen[None]):
             self.app.bell()
 
     def _draw_hint(self) -> None:
-        found = matching(self.prompt.text)
-        hint: Content | None = None
-        if found:
-            hint = command_hint(found, self.keys)
-        elif self.editing:
-            send, leave = self.keys.hint("send", "/retry"), self.keys.hint("stop", "clearing the prompt")
-            hint = Content.styled(f"writing an earlier turn anew · {send} sends it · {leave} leaves it", "$warning")
-        elif self.talk.busy:
-            hint = Content.styled("this session is open in another mlxpaged; /fork makes one of your own", "$warning")
-        elif (share := self._context_share()) > NEARLY_FULL:
-            mark, fork = self.keys.hint("mark_up", "click"), self.keys.hint("turn_fork", "/fork")
-            hint = Content.styled(
-                f"the context is {share:.0%} full · /clear, or fork an earlier turn ({mark}, {fork})", "$warning"
-            )
+        engine = self.tracker.connection_of(self.talk).engine
+        context_len = engine.card.context_len if engine else None
+        hint = hint_of(self.talk, self.prompt.text, bool(self.editing), context_len, self.keys)
         self.query_one(HintBar).show(hint)
 
-    def _context_share(self) -> float:
-        engine = self.tracker.connection_of(self.talk).engine
-        limit = engine.card.context_len if engine else None
-        return self.talk.context_used / limit if limit else 0.0
-
     def _draw_details(self) -> None:
-        if not self.query_one(Details).display:
+        if not self._details.display:
             return
         engine = self.tracker.connection_of(self.talk).engine
         card = engine.card if engine else None
         view = View(self.talk, self.talks, card, self._looks.stats, list(self._looks.rates.values))
-        self.query_one(Details).show(view)
+        self._details.show(view)
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -316,16 +291,9 @@ class ChatScreen(Deeds, Screen[None]):
 
     def toggle(self, pane: str) -> None:
         """Shows or hides a pane ("sidebar" or "details") from now on, whatever the size."""
-        self._wanted[pane] = not (self.query_one(Sidebar) if pane == "sidebar" else self.query_one(Details)).display
+        self._panes.toggle(pane)
         self._arrange()
 
     def _arrange(self) -> None:
-        width, height = self.app.size
-        tiny = width < 60 or height < 15
-        for pane, widget, least in (
-            ("sidebar", self.query_one(Sidebar), SIDEBAR_FROM),
-            ("details", self.query_one(Details), DETAILS_FROM),
-        ):
-            widget.display = self._wanted.get(pane, width >= least) and not (tiny and pane not in self._wanted)
-        self.set_class(tiny, "-bare")
+        self.set_class(self._panes.arrange(self.app.size), "-bare")
         self._looks.soon()

@@ -42,7 +42,7 @@ class Sidebar(Vertical):
         yield self._list
 
     def show(self, talks: Sequence[Talk], chosen: str | None, models: Mapping[str, str]) -> None:
-        """Draws what has changed since the last time. `models`: a name to show for sessions of that id."""
+        """Draws what has changed since the last time. `models`: session id -> model, where that is to be shown."""
         lines = {talk.id: _lines(talk, position, models.get(talk.id, "")) for position, talk in enumerate(talks)}
         if list(lines) != list(self._shown):
             self._list.clear_options()
@@ -87,6 +87,7 @@ class SessionList(OptionList):
 def _lines(talk: Talk, position: int, model: str) -> Content:
     """Two lines: the name behind a mark in the session's own hue, and what it is doing and which model answers."""
     name = " ".join(neutralise(talk.name).split())
+    model = model.rstrip("/").rpartition("/")[2]  # the end of it differs most
     colour = "$accent" if talk.unseen and talk.phase is Phase.IDLE else _COLOURS.get(talk.phase, "$foreground-disabled")
     weight = "bold" if talk.unseen or talk.phase.is_live else ""
     return Content.assemble(

@@ -82,6 +82,12 @@ class Tracker:
         """Where a session is answered."""
         return self.connections.of(talk.model)
 
+    def models(self) -> dict[str, str]:
+        """Session id -> the model that answers it; empty where there are not several to tell apart."""
+        if not self.connections.others:
+            return {}
+        return {talk.id: self.connection_of(talk).model or "" for talk in self.talks.values()}
+
     async def look_at(self, session_id: str) -> Talk:
         """The session with its turns, read from the store the first time."""
         talk = self.talks[session_id]
