@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from textual import events
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
@@ -26,6 +26,10 @@ _CHIP = re.compile(r"\[pasted #(\d+): [\d,]+ lines?\]")
 
 _OWN = ("send", "new_line", "close_session", "leave_empty")
 """Actions that depend on what is written: their keys wait for those typed before them, as no priority binding does."""
+
+_EDITS = {one.key: one.action for one in Binding.make_bindings(TextArea.BINDINGS)}
+"""Textual's keys that edit. Left to bindings they would work only after signs, and an Enter, that were typed later but
+arrived with them."""
 
 
 class Prompt(TextArea):
@@ -105,6 +109,9 @@ class Prompt(TextArea):
                 pass
             case "down" if self._recalled is not None and self._recall(+1):
                 pass
+            case key if key in _EDITS:
+                self._recalled = None
+                await self.run_action(_EDITS[key])
             case _:
                 self._recalled = None
                 return  # the text area's own handler follows
