@@ -11,6 +11,9 @@ from textual.widget import Widget
 SIDEBAR_FROM, DETAILS_FROM = 90, 150
 """Columns from which a pane is shown without being asked for."""
 
+BOTH_FROM = 110
+"""Columns that leave the conversation room beside both panes."""
+
 _LEAST = {"sidebar": SIDEBAR_FROM, "details": DETAILS_FROM}
 
 
@@ -23,12 +26,16 @@ class Panes:
 
     def toggle(self, name: str) -> None:
         """Shows or hides a pane from the next `arrange` on, whatever the size."""
+        self._wanted.pop(name, None)  # the last one stands last
         self._wanted[name] = not self._widgets[name].display
 
     def arrange(self, size: Size) -> bool:
-        """Shows what fits a terminal of that size, or is wanted; whether it is so small that the conversation needs it
-        all."""
+        """Shows what fits a terminal of that size, or is wanted, and where there is no room for two what was wanted
+        last; whether it is so small that the conversation needs it all."""
         tiny = size.width < 60 or size.height < 15
+        shown = {name: self._wanted.get(name, size.width >= _LEAST[name] and not tiny) for name in self._widgets}
+        if size.width < BOTH_FROM and all(shown.values()):
+            shown = dict.fromkeys(shown, False) | {list(self._wanted)[-1]: True}
         for name, widget in self._widgets.items():
-            widget.display = self._wanted.get(name, size.width >= _LEAST[name] and not tiny)
+            widget.display = shown[name]
         return tiny

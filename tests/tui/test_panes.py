@@ -29,3 +29,22 @@ def test_panes_go_by_size_until_a_person_wants_otherwise() -> None:
     assert shown(NARROW) == (True, False, False)
     panes.toggle("sidebar")
     assert shown(WIDE) == (False, True, False)
+
+
+def test_where_two_panes_leave_no_room_for_the_conversation_the_last_one_stays() -> None:
+    sidebar, details = Widget(), Widget()
+    panes = Panes({"sidebar": sidebar, "details": details})
+
+    def shown(size: Size, toggled: str = "") -> tuple[bool, bool]:
+        if toggled:
+            panes.toggle(toggled)
+        panes.arrange(size)
+        return sidebar.display, details.display
+
+    assert shown(NORMAL) == (True, False)
+    assert shown(NORMAL, "details") == (False, True)
+    assert shown(NORMAL, "sidebar") == (True, False)
+    assert shown(Size(120, 40)) == (True, True)
+    assert shown(NARROW) == (True, False)
+    assert shown(NARROW, "sidebar") == (False, True)
+    assert shown(NARROW, "details") == (False, False)
