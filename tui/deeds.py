@@ -85,6 +85,7 @@ class Deeds(Screen[None]):
         """A session of its own up to a turn, on the screen."""
         talk = await self.tracker.fork(self.chosen, turn_id)
         await self.show_session(talk.id)
+        self.prompt.focus()  # what is typed next is for it, not for the turns
 
     def do_retry(self, words: str) -> None:
         self.attempt(self.tracker.retry(self.chosen))

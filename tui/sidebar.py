@@ -25,6 +25,8 @@ _COLOURS = {
     Phase.INTERRUPTED: "$warning",
     Phase.ERROR: "$error",
 }
+_FORK = " (fork)"
+"""How the title of a fork ends, until it is renamed."""
 
 
 class Sidebar(Vertical):
@@ -85,16 +87,19 @@ class SessionList(OptionList):
 
 
 def _lines(talk: Talk, position: int, model: str) -> Content:
-    """Two lines: the name behind a mark in the session's own hue, and what it is doing and which model answers."""
+    """Two lines: the name behind a mark in the session's own hue, and what it is doing and which model answers. That it
+    is a fork is said in the second, for the end of a long name is not seen."""
     name = " ".join(neutralise(talk.name).split())
+    forked = name.endswith(_FORK)
     model = model.rstrip("/").rpartition("/")[2]  # the end of it differs most
     colour = "$accent" if talk.unseen and talk.phase is Phase.IDLE else _COLOURS.get(talk.phase, "$foreground-disabled")
     weight = "bold" if talk.unseen or talk.phase.is_live else ""
     return Content.assemble(
         ("▎", hue_of(position)),
-        (f"{name}\n", weight),
+        (f"{name.removesuffix(_FORK)}\n", weight),
         ("▎", hue_of(position)),
         (f"{SYMBOLS[talk.phase]} ", colour),
         (in_words(talk), colour),
+        (" · fork" if forked else "", "$foreground-muted"),
         (f" · {neutralise(model)}" if model else "", "$foreground-muted"),
     )

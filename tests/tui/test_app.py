@@ -254,7 +254,8 @@ def test_a_turn_is_edited_retried_and_forked_by_key() -> None:
             await rig.until(lambda: rig.talk is not first)
             await rig.drawn()
             assert [turn.text for turn in rig.talk.turns or []] == ["alpha", "Re: alpha "]
-            assert "alpha (fork)" in rig.text()
+            assert "alpha (fork)" in rig.text() and "✓ idle · fork" in rig.text()
+            assert rig.chat.prompt.has_focus
 
     run(test)
 
