@@ -3,7 +3,7 @@ pool and of everybody's requests; asks nobody for it."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,7 +19,7 @@ from ..chat.backend import ModelCard
 from ..chat.foreign import neutralise
 from ..engine.events import EngineStats, RowStats
 from .figures import count
-from .pool import Owner, owners_of, picture_of
+from .pool import Owner, counts_of, owners_of, picture_of
 from .state import Talk, Turn, queued_in_words
 from .steady import Steady
 from .themes import hue_of
@@ -204,13 +204,13 @@ def _cell(owner: Owner, owners: Mapping[int, str], hues: Mapping[str, str]) -> t
 
 
 def _legend(stats: EngineStats, owners: Mapping[int, str]) -> Content:
-    held = Counter[str]()
-    for row in stats.rows:
-        held["yours" if row.request_id in owners else "others"] += row.num_blocks
+    counts = counts_of(stats)
+    rows = {owner: number for owner, number in counts.items() if not isinstance(owner, str)}
+    yours = sum(number for owner, number in rows.items() if owner in owners)
     entries = [
-        ("■", "$primary", "yours", held["yours"]),
+        ("■", "$primary", "yours", yours),
         ("◆", "$foreground bold", "shared", stats.blocks_shared),
-        ("■", _OTHERS, "other apps", held["others"]),
+        ("■", _OTHERS, "other apps", sum(rows.values()) - yours),
         ("▪", "$foreground-muted", "cached", stats.blocks_cached),
         ("", "", "", 0),
         ("·", "$foreground-muted", "free", stats.blocks_free),

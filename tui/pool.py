@@ -39,6 +39,17 @@ def picture_of(stats: EngineStats, room: int) -> Picture:
     return Picture(tuple(_chief(group) for group in groups), per_cell)
 
 
+def counts_of(stats: EngineStats) -> Counter[Owner]:
+    """The blocks of each owner; a shared one counts once."""
+    if not stats.block_runs:
+        return Counter(_owners(stats))
+    counts: Counter[Owner] = Counter()
+    for group in stats.block_runs:
+        for run in group:
+            counts[run.owner] += run.count
+    return counts
+
+
 def _owners(stats: EngineStats) -> list[Owner]:
     """One owner per block, group by group."""
     if stats.block_runs:
@@ -74,14 +85,15 @@ def _chief(group: Sequence[Owner]) -> Owner:
 def owners_of(rows: Sequence[RowStats], talks: Iterable[Talk]) -> dict[int, str]:
     """Request id -> session id, for the rows that are replies of this screen.
 
-    The engine's ids are its own, so a row is told by its prompt's length and how far its reply is; a row no session
-    claims is another program's.
+    The engine's ids are its own, so a row is told by its prompt's length and how far its reply is; only by the latter
+    where a prompt was found whole, and so never told of. A row no session claims is another program's.
     """
     found: dict[int, str] = {}
-    for talk in talks:
-        if not talk.phase.is_live or talk.progress is None:
-            continue
-        likely = [row for row in rows if row.prompt_tokens == talk.progress.total and row.request_id not in found]
+    live = [talk for talk in talks if talk.phase.is_live and (talk.progress or talk.num_tokens)]
+    for talk in sorted(live, key=lambda talk: talk.progress is None):
+        likely = [row for row in rows if row.request_id not in found]
+        if talk.progress:
+            likely = [row for row in likely if row.prompt_tokens == talk.progress.total]
         if likely:
             best = min(likely, key=lambda row: abs(row.completion_tokens - talk.num_tokens))
             found[best.request_id] = talk.id

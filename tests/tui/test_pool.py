@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxpaged.engine.events import BlockRun, EngineStats, Progress, RowStats
-from mlxpaged.tui.pool import owners_of, picture_of
+from mlxpaged.tui.pool import counts_of, owners_of, picture_of
 from mlxpaged.tui.state import Phase, Talk
 
 
@@ -28,6 +28,13 @@ def test_every_block_is_itself_where_the_engine_tells_its_owner() -> None:
     picture = picture_of(EngineStats(blocks_total=6, block_runs=runs), 100)
     assert picture.cells == ("free", "free", 7, "cached", "shared", "shared")
     assert picture.per_cell == 1
+
+
+def test_what_is_counted_is_what_is_drawn_and_a_shared_block_counts_once() -> None:
+    runs = ((BlockRun("shared", 1), BlockRun(1, 8), BlockRun(2, 4)), (BlockRun(1, 2), BlockRun("free", 5)))
+    stats = EngineStats(rows=(row(1, 11), row(2, 5)), blocks_total=20, blocks_shared=1, blocks_free=5, block_runs=runs)
+    assert counts_of(stats) == {"shared": 1, 1: 10, 2: 4, "free": 5}
+    assert counts_of(stats) == Counter(picture_of(stats, 100).cells)
 
 
 def test_a_large_pool_shares_cells_and_a_reply_goes_over_what_is_free() -> None:
@@ -54,6 +61,7 @@ def test_counts_add_up_whatever_the_rows_share(blocks: list[int], alone: int, ca
         rows=rows, blocks_total=alone + 3 + cached + free, blocks_used=alone + 3, blocks_shared=3, blocks_cached=cached
     )
     cells = Counter(picture_of(stats, 10_000).cells)
+    assert counts_of(stats) == cells
     assert (cells["shared"], cells["cached"], cells["free"]) == (3, cached, free)
     assert sum(cells.values()) == stats.blocks_total
 
@@ -64,3 +72,11 @@ def test_a_row_is_told_by_its_prompt_and_how_far_it_is() -> None:
     quiet = Talk("c", phase=Phase.IDLE)
     rows = (row(1, 1, prompt=10, done=6), row(2, 1, prompt=10, done=49), row(3, 1, prompt=11, done=5))
     assert owners_of(rows, [near, far, quiet]) == {2: "a", 1: "b"}
+
+
+def test_a_row_whose_prompt_was_never_told_of_is_what_the_others_leave() -> None:
+    whole = Talk("a", phase=Phase.WRITING, num_tokens=5)
+    told = Talk("b", phase=Phase.WRITING, progress=Progress(10, 10, 0), num_tokens=5)
+    waits = Talk("c", phase=Phase.WAITING)
+    rows = (row(1, 1, prompt=10, done=5), row(2, 1, prompt=40, done=90), row(3, 1, prompt=20, done=6))
+    assert owners_of(rows, [whole, told, waits]) == {1: "b", 3: "a"}
