@@ -296,7 +296,7 @@ def test_two_chats_share_one_server_which_a_crash_of_one_does_not_harm(
     first = terminal("chat", "scripted", ATTACHES="1")
     first.until("Started a server in the background at")
     (server,) = servers()
-    assert f"{server.url}/v1 (pid {server.pid})" in " ".join(first.text().split())
+    first.until(f"{server.url}/v1 (pid {server.pid})")
     assert "You said: one" in talk(first, "one")
     second = terminal("chat", ATTACHES="1")
     second.until(f"Attached to the server at {server.url} (pid {server.pid}).")

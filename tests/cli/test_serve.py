@@ -65,12 +65,14 @@ def test_a_chat_over_a_running_server(environment: dict[str, str]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_key_from_the_environment_is_asked_for_on_a_unix_socket(environment: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "socket"
+def test_a_key_from_the_environment_is_asked_for_on_a_unix_socket(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("socket")  # relative: a whole path may be longer than the 107 bytes that a socket's may have
     command = [*SCRIPTED, "serve", "scripted", "--unix-socket", str(path)]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=environment | {"MLXPAGED_API_KEY": "a-secret-key"}, cwd=ROOT
-    ) as server:
+    key = {"MLXPAGED_API_KEY": "a-secret-key"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment | key) as server:
         assert server.stderr
         assert server.stderr.readline().startswith(f"mlxpaged: scripted is ready at the unix socket {path}")
         transport = httpx.HTTPTransport(uds=str(path))
