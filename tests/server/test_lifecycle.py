@@ -67,8 +67,15 @@ def test_localhost_listens_on_both_loopback_addresses() -> None:
             bound.close()
 
 
-def test_a_unix_socket_is_this_users_alone_and_goes_with_the_server(tmp_path: Path) -> None:
-    path, seen = tmp_path / "socket", []
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a socket to be; relative, since a whole path may be longer than a socket's may be."""
+    monkeypatch.chdir(tmp_path)
+    return Path("socket")
+
+
+def test_a_unix_socket_is_this_users_alone_and_goes_with_the_server(path: Path) -> None:
+    seen: list[int] = []
     service = ScriptedService()
 
     async def ask(url: str) -> None:
@@ -87,8 +94,7 @@ def test_a_unix_socket_is_this_users_alone_and_goes_with_the_server(tmp_path: Pa
     service.close()
 
 
-def test_what_a_dead_server_left_is_replaced_and_anything_else_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
+def test_what_a_dead_server_left_is_replaced_and_anything_else_is_not(path: Path, tmp_path: Path) -> None:
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(path))
     dead.close()
