@@ -120,9 +120,9 @@ class Tracker:
         """Takes a session off the list; a saved one stays in the store."""
         await self._answers.quiet(session_id)
         await asyncio.to_thread(self._store.release, session_id)
-        if not self.talks[session_id].saved:
+        talk = self.talks.pop(session_id, None)
+        if talk and not talk.saved:
             self._drafts.keep(session_id, "")
-        self.talks.pop(session_id, None)
         self._changed(session_id, Change.LIST)
 
     async def rename(self, session_id: str, title: str) -> None:

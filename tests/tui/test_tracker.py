@@ -288,3 +288,13 @@ def test_the_rate_is_that_of_the_last_moments() -> None:
     for tick in range(41):
         rate.add(tick / 10, 1 if tick < 20 else 4)
     assert rate.per_s == pytest.approx(40)
+
+
+def test_a_session_that_is_put_away_twice_at_once_is_gone_once() -> None:
+    async def test() -> None:
+        case = Case()
+        kept, gone = case.tracker.new(), case.tracker.new()
+        await asyncio.gather(case.tracker.put_away(gone.id), case.tracker.put_away(gone.id))
+        assert list(case.tracker.talks) == [kept.id]
+
+    run(test)
