@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,6 +47,11 @@ def killed(folder: Path) -> None:
         os.utime(file, ns=(when.st_atime_ns, when.st_mtime_ns))
 
 
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
 async def finish(rig: Rig) -> None:
     while rig.service._rows:
         rig.service.step()
@@ -56,7 +62,7 @@ def test_a_half_written_message_is_there_when_its_session_is_opened_again(tmp_pa
     async def test() -> None:
         async with running(scripted(), store=Store(tmp_path / "sessions.db")) as rig:
             await rig.send("walruses")
-            assert on_disk(tmp_path) == {}
+            await rig.until(lambda: on_disk(tmp_path) == {})
             await finish(rig)
             await rig.type("half a thou")
             await rig.until(lambda: on_disk(tmp_path) == {rig.talk.id: "half a thou"})
@@ -153,15 +159,14 @@ def test_a_text_that_grows_is_written_seldom_and_one_that_was_sent_goes_at_once(
         kept = Drafts(tmp_path / "drafts")
         write = kept._write
         monkeypatch.setattr(kept, "_write", lambda waiting: (written.extend(waiting.values()), write(waiting)))
-        for text in ("a", "ab", "abc"):
+        kept.keep("one", "a")
+        await until(lambda: written)
+        for text in ("ab", "abc"):
             kept.keep("one", text)
             await asyncio.sleep(0.01)
         assert written == [("a", False)] and drafts.SAVE_S >= 1
         kept.keep("one", "")
-        for _ in range(200):
-            if len(written) > 1:
-                break
-            await asyncio.sleep(0.005)
+        await until(lambda: len(written) > 1)
         await kept.close()
         assert written == [("a", False), ("", False)] and on_disk(tmp_path) == {}
 
