@@ -262,6 +262,9 @@ class Scheduler:
             table.computed[row] = min(position + 1, table.length[row])
             return
         table.computed[row] = position + 1
+        cached = live.cached_tokens or 0
+        if position == cached == len(live.request.prompt) - 1:  # found whole: no chunk has told of it
+            tenants.events.append(PromptEvent(live.request.request_id, position + 1, position + 1, cached))
         if live.request.sampling.max_tokens == 0:
             tenants.end(live, FinishReason.LENGTH)
             return
@@ -269,7 +272,6 @@ class Scheduler:
         live.generated += 1
         self.generated_tokens += 1
         finish = self._finish_reason(live, token_id)
-        cached = live.cached_tokens or 0
         tenants.events.append(TokenEvent(live.request.request_id, token_id, logprob, finish, cached))
         if finish is not None:
             tenants.end(live)

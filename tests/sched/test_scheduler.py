@@ -7,7 +7,7 @@ import pytest
 
 from mlxpaged.errors import Overloaded, PromptTooLong
 from mlxpaged.sched.allocator import GroupSpec
-from mlxpaged.sched.events import TokenEvent
+from mlxpaged.sched.events import PromptEvent, TokenEvent
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams, StepResult
 from mlxpaged.sched.scheduler import Scheduler
 from mlxpaged.sched.table import RequestTable
@@ -224,6 +224,22 @@ def test_a_preemption_with_a_step_in_flight_keeps_its_token() -> None:
     assert live.row is not None, "the row stays until the step in flight is committed"
     r.drain()
     assert len(r.replies[1]) == 10
+
+
+@pytest.mark.parametrize("prompt", [[7], [7, 8, 9, 10]])
+def test_a_prompt_that_is_found_whole_is_told_of_once_and_before_its_first_token(prompt: list[int]) -> None:
+    r = rig()
+    for request_id in (1, 2):
+        r.scheduler.add(request(request_id, prompt))
+        plan = r.scheduler.schedule()
+        assert plan is not None
+        r.scheduler.commit(plan, StepResult(np.array([5], np.int32)))
+        events = r.scheduler.take_events()
+        found = len(prompt) - 1 if request_id == 2 else 0
+        told = [(e.computed, e.total, e.cached) for e in events if isinstance(e, PromptEvent)]
+        assert told == [(len(prompt) if found == len(prompt) - 1 else len(prompt) - 1, len(prompt), found)]
+        assert isinstance(events[-1], TokenEvent)
+        r.scheduler.cancel(request_id)
 
 
 def test_every_token_event_carries_the_cached_count() -> None:
