@@ -58,8 +58,8 @@ class Sampler:
     ) -> Sampled:
         """logits [B, V] in the plan's order. `allowed` bool [B, V] restricts the ids where given."""
         rows = plan.decode_rows
-        raw = logits = logits.astype(mx.float32)
-        logits = _biased(logits, plan, table)
+        raw = logits.astype(mx.float32)
+        logits = _biased(mx.array(raw), plan, table)  # an array of its own: rows of it are assigned to
         penalised = np.flatnonzero(
             (table.repetition[rows] != 1) | (table.presence[rows] != 0) | (table.frequency[rows] != 0)
         )
@@ -85,6 +85,11 @@ class Sampler:
     def state(self) -> list[mx.array]:
         """What a step must evaluate beside its results."""
         return [array for array in (self._prompt, self._counts) if array is not None]
+
+    def reset(self) -> None:
+        """After a failed step: the counts hang on it. They are counted anew, from the table."""
+        self._prompt = self._counts = None
+        self._epochs[:] = -1
 
     def _refresh(self, rows: np.ndarray, positions: np.ndarray, table: RequestTable) -> None:
         """Count from the table for rows new to the sampler: all their ids are known to the host then."""
@@ -116,8 +121,9 @@ class Sampler:
 
 
 def _biased(logits: mx.array, plan: StepPlan, table: RequestTable) -> mx.array:
-    """Add logit biases, and hide end ids from replies shorter than min_tokens."""
-    rows = plan.decode_rows
+    """Add logit biases, and hide end ids from replies shorter than min_tokens. A tokenizer may know end ids for which
+    the model has no logit."""
+    rows, vocab_size = plan.decode_rows, logits.shape[-1]
     short = plan.decode_positions + 1 - table.prompt_len[rows] < table.min_tokens[rows]
     entries: list[int] = []
     ids: list[int] = []
@@ -128,6 +134,7 @@ def _biased(logits: mx.array, plan: StepPlan, table: RequestTable) -> mx.array:
         pairs = list(request.sampling.logit_bias)
         if short[entry]:
             pairs += [(token, HIDDEN) for token in {*request.end_token_ids, *request.sampling.stop_token_ids}]
+        pairs = [(token, bias) for token, bias in pairs if token < vocab_size]
         entries += [entry] * len(pairs)
         ids += [token for token, _ in pairs]
         biases += [bias for _, bias in pairs]

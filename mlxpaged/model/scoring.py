@@ -45,14 +45,19 @@ class Scored:
         """On the host; waits. `top` int [S]: how many alternatives each row wants."""
         ids, chosen = np.array(self.ids).tolist(), np.array(self.chosen).tolist()
         if self.best_ids is None:
-            return [TokenLogprob(token, max(value, FLOOR_LOGPROB)) for token, value in zip(ids, chosen, strict=True)]
+            return [TokenLogprob(token, _floored(value)) for token, value in zip(ids, chosen, strict=True)]
         best_ids, best = np.array(self.best_ids), np.array(self.best)
         entries = []
         for row, (token, value) in enumerate(zip(ids, chosen, strict=True)):
             pairs = zip(best_ids[row, : top[row]].tolist(), best[row, : top[row]].tolist(), strict=True)
-            alternatives = tuple((other, max(logprob, FLOOR_LOGPROB)) for other, logprob in pairs)
-            entries.append(TokenLogprob(token, max(value, FLOOR_LOGPROB), alternatives))
+            alternatives = tuple((other, _floored(logprob)) for other, logprob in pairs)
+            entries.append(TokenLogprob(token, _floored(value), alternatives))
         return entries
+
+
+def _floored(logprob: float) -> float:
+    """A number that JSON has, also for -inf and NaN (which no comparison prefers)."""
+    return max(FLOOR_LOGPROB, logprob)
 
 
 @dataclass(frozen=True)

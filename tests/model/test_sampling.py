@@ -203,6 +203,35 @@ def test_logprobs_are_of_the_raw_distribution(slope) -> None:
     assert found.top[0][1] == pytest.approx(expected[0], abs=1e-5)
 
 
+def test_logprobs_of_a_penalised_row_are_raw_too_whatever_its_neighbours_ask_for(slope) -> None:
+    penalised = SamplingParams(repetition_penalty=1.8, presence_penalty=1.0, logprobs=3)
+    expected = slope - np.log(np.exp(slope).sum())
+    for neighbour in (SamplingParams(), SamplingParams(logit_bias=((3, 1.0),)), SamplingParams(min_tokens=5)):
+        result = sample(np.tile(slope, (2, 1)), [penalised, neighbour], prompts=[[1], [5]])
+        assert result.logprobs is not None and (found := result.logprobs[0]) is not None
+        assert [value for _, value in found.top] == pytest.approx(expected[:3].tolist(), abs=1e-5)
+        assert found.logprob == pytest.approx(expected[found.token_id], abs=1e-5)
+
+
+def test_logprobs_of_overflowed_logits_are_numbers() -> None:
+    logits = np.full((1, 3), np.nan, np.float32)
+    found = sample(logits, [SamplingParams(logprobs=2)]).logprobs
+    assert found is not None and found[0] is not None
+    assert found[0].logprob == -9999 and all(value == -9999 for _, value in found[0].top)
+
+
+def test_end_ids_that_the_model_has_no_logit_for_hide_nothing(slope) -> None:
+    rows, ends = [SamplingParams(min_tokens=9), SamplingParams()], frozenset({VOCAB, VOCAB + 1, 5 * VOCAB})
+    assert sample(np.tile(slope, (2, 1)), rows, ends=ends).token_ids.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 3e-39, 5e-324])
+def test_a_temperature_next_to_zero_is_zero(slope, temperature) -> None:
+    for filters in ({}, {"top_k": 5}, {"min_p": 0.1}, {"top_p": 0.5}):
+        params = SamplingParams(temperature=temperature, seed=3, **filters)
+        assert sample(np.flip(slope)[None] + 5, [params]).token_ids[0] == VOCAB - 1
+
+
 def test_logprobs_of_a_masked_id_stay_finite() -> None:
     logits = np.array([[0.0, -np.inf, 0.0]], np.float32)
     found = sample(logits, [SamplingParams(logit_bias=((0, -100.0), (2, -100.0)), logprobs=3)]).logprobs
