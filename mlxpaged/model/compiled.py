@@ -24,6 +24,9 @@ from .kernelpool import KernelPool
 BUCKETS = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows that graphs are made for."""
 
+MOST_GRAPHS = 128
+"""Those used last are kept: a conversation that grows passes through a graph for each 1024 tokens."""
+
 
 @dataclass(frozen=True)
 class BucketRows:
@@ -50,28 +53,28 @@ class DecodeGraphs:
 
     def serves(self, inputs: StepInputs) -> bool:
         """Whether the step has a graph: only decode entries, few enough, and attended to by kernels."""
-        rows = inputs.num_decode
-        return (
-            len(inputs.ids) == rows
-            and 0 < rows <= BUCKETS[-1]
-            and all(self._pool.use_kernel(rows, group.max_context) for group in inputs.decode)
-        )
+        if len(inputs.ids) != inputs.num_decode or not 0 < inputs.num_decode <= BUCKETS[-1]:
+            return False
+        rows, shapes = _key(inputs)  # what tracing will ask the pool for
+        return all(self._pool.use_kernel(rows, context) for _, context in shapes)
+
+    def clear(self) -> None:
+        """Forget every graph, and with them the pool's arrays: graphs and this object hold each other, so they would
+        stay until Python looks for cycles."""
+        self._graphs.clear()
 
     def __call__(self, inputs: StepInputs, ids: mx.array) -> mx.array:
         """Logits [rows, vocabulary] of the step, whose input ids are `ids` (int32 [rows]), lazily."""
-        rows = next(bucket for bucket in BUCKETS if bucket >= inputs.num_decode)
+        key = rows, _ = _key(inputs)
         added = rows - inputs.num_decode
         arrays = [mx.pad(ids, (0, added)) if added else ids, _filled(inputs.positions, rows)]
         arrays += [_filled(slots, max(rows, SMALLEST_DEVICE_INPUT)) for slots in inputs.slots]
-        shapes = []
         for group in inputs.decode:
-            width = group.block_ids.shape[1]
-            arrays += [_filled(group.block_ids, _table_rows(rows, width)), _lens(group, rows)]
-            shapes.append((width, _whole_partitions(group.max_context, width)))
-        key = (rows, tuple(shapes))
-        graph = self._graphs.get(key)
-        if graph is None:
-            graph = self._graphs[key] = compile_graph(self._tracer(key))
+            arrays += [_filled(group.block_ids, _table_rows(rows, group.block_ids.shape[1])), _lens(group, rows)]
+        graph = self._graphs.pop(key, None) or compile_graph(self._tracer(key))
+        self._graphs[key] = graph  # the last one used comes last
+        if len(self._graphs) > MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
         logits, self._pool.token = graph(self._pool.token, *arrays)
         return logits[: inputs.num_decode]
 
@@ -90,6 +93,13 @@ class DecodeGraphs:
             return logits, self._pool.token
 
         return trace
+
+
+def _key(inputs: StepInputs) -> Key:
+    widths = [group.block_ids.shape[1] for group in inputs.decode]
+    contexts = [_whole_partitions(group.max_context, width) for group, width in zip(inputs.decode, widths, strict=True)]
+    rows = next(bucket for bucket in BUCKETS if bucket >= inputs.num_decode)
+    return rows, tuple(zip(widths, contexts, strict=True))
 
 
 def _whole_partitions(context: int, width: int) -> int:

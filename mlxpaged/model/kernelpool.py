@@ -22,7 +22,7 @@ from ..kernels.launch import Launcher, new_token, padded
 from ..kernels.paged_decode import paged_decode
 from ..sched.requests import BlockCopy
 from .inputs import ChunkInputs
-from .kvpool import Asked, chunk_attention, fused_attention, resized
+from .kvpool import Asked, chunk_attention, finite, fused_attention, resized
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
@@ -55,10 +55,15 @@ class KernelPool:
         self._launch = launch
         self.use_kernel = use_kernel
         self._round_chunks = round_chunks
-        self.token = new_token()
+        self.token: mx.array
         self._pools: list[tuple[mx.array, mx.array]] = []
-        for layer, group in zip(spec.layers, spec.group_of, strict=True):
-            shape = (num_blocks[group], BLOCK_SIZE, layer.heads)
+        self.renew()
+
+    def renew(self) -> None:
+        self.token = new_token()
+        self._pools.clear()
+        for layer, group in zip(self.spec.layers, self.spec.group_of, strict=True):
+            shape = (self.num_blocks[group], BLOCK_SIZE, layer.heads)
             keys, values = (
                 mx.zeros((*shape, layer.k_width), layer.dtype),
                 mx.zeros((*shape, layer.v_width), layer.dtype),
@@ -72,9 +77,6 @@ class KernelPool:
 
     def pending(self) -> list[mx.array]:
         return [self.token]
-
-    def emptied(self) -> KernelPool:
-        return KernelPool(self.spec, self.num_blocks, self._launch, self.use_kernel, self._round_chunks)
 
     def resize(self, num_blocks: Sequence[int]) -> None:
         wanted = tuple(num_blocks)
@@ -140,6 +142,8 @@ class KernelPool:
                 self._launch, *self._pools[layer], batch.slots, batch.num_slots, self.token
             )
         queries, fresh = batch.widened(queries), [batch.widened(array[:, :, 0]) for array in new]
+        if self._round_chunks:  # then a chunk's made-up keys are other rows' tokens
+            fresh[1] = finite(fresh[1])
         outputs = []
         for run in batch.runs:
             mine = slice(run.begin, run.begin + run.inputs.length)
@@ -188,4 +192,4 @@ class KernelPool:
         batch = (len(queries), -1)
         keys, values = (run.reshape(*batch, *run.shape[1:]).transpose(0, 2, 1, 3) for run in (keys, values))
         mask = step.decode_mask(group, asked.window)
-        return fused_attention(queries, mx.contiguous(keys), mx.contiguous(values), mask, asked)
+        return fused_attention(queries, mx.contiguous(keys), mx.contiguous(finite(values)), mask, asked)

@@ -3,6 +3,7 @@ pools are plainpool.py (MLX operations, anywhere) and kernelpool.py (our kernels
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -58,12 +59,18 @@ class KVPool(Protocol):
     def pending(self) -> list[mx.array]:
         """What a step must evaluate so that all its writes happen."""
 
-    def emptied(self) -> KVPool:
-        """A fresh pool of the same size, for when this one's arrays can no longer be trusted."""
+    def renew(self) -> None:
+        """Take fresh arrays of the same size, for when these can no longer be trusted; they are given up first."""
 
     def resize(self, num_blocks: Sequence[int]) -> None:
         """Hold `num_blocks` blocks per group; what fits is kept. No step may be in flight. Layer by layer, so that no
         more than one layer is held twice. When the device raises, `num_blocks` stays at what every layer holds."""
+
+
+def finite(values: mx.array) -> mx.array:
+    """`values`, with 0 for what overflowed. A value that is masked has the weight 0, and 0 times NaN is NaN: what one
+    request's overflow left in a block would spoil whoever holds the block next."""
+    return mx.where(mx.abs(values) < math.inf, values, 0)  # NaN is less than nothing
 
 
 def resized(array: mx.array, num_blocks: int) -> mx.array:

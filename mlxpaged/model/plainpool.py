@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import BLOCK_SIZE
 from ..sched.requests import BlockCopy
-from .kvpool import Asked, chunk_attention, fused_attention, resized
+from .kvpool import Asked, chunk_attention, finite, fused_attention, resized
 from .kvspec import KVSpec
 
 if TYPE_CHECKING:
@@ -33,12 +33,17 @@ class PlainPool:
         self.num_blocks = tuple(num_blocks)
         self._keys: list[mx.array] = []
         self._values: list[mx.array] = []
-        for layer, group in zip(spec.layers, spec.group_of, strict=True):
-            shape = (num_blocks[group], BLOCK_SIZE, layer.heads)
+        self._by_products = mx.default_device().type == mx.DeviceType.cpu
+        self.renew()
+
+    def renew(self) -> None:
+        self._keys.clear()
+        self._values.clear()
+        for layer, group in zip(self.spec.layers, self.spec.group_of, strict=True):
+            shape = (self.num_blocks[group], BLOCK_SIZE, layer.heads)
             self._keys.append(mx.zeros((*shape, layer.k_width), layer.dtype))
             self._values.append(mx.zeros((*shape, layer.v_width), layer.dtype))
         mx.eval(self._keys, self._values)
-        self._by_products = mx.default_device().type == mx.DeviceType.cpu
 
     @property
     def nbytes(self) -> int:
@@ -46,9 +51,6 @@ class PlainPool:
 
     def pending(self) -> list[mx.array]:
         return [*self._keys, *self._values]
-
-    def emptied(self) -> PlainPool:
-        return PlainPool(self.spec, self.num_blocks)
 
     def resize(self, num_blocks: Sequence[int]) -> None:
         wanted = tuple(num_blocks)
@@ -75,7 +77,7 @@ class PlainPool:
         slots = slots[: len(keys)]  # kernels want them padded
         blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
         self._keys[layer][blocks, offsets] = keys
-        self._values[layer][blocks, offsets] = values
+        self._values[layer][blocks, offsets] = finite(values)
 
     def decode(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
         group, start, outputs = self.spec.group_of[layer], 0, []

@@ -86,13 +86,8 @@ class ModelRunner:
         install_attention(model)
         flatten_linears(model, linears)
         self._norm: GatherNorm | None = install_gather_norm(model)
-        self._compiled = compiled
-        self._use(pool)
-
-    def _use(self, pool: KVPool) -> None:
         self.pool = pool
-        graphs = self._compiled and isinstance(pool, KernelPool)
-        self._graphs = DecodeGraphs(self._model, pool) if graphs else None  # type: ignore[arg-type]
+        self._graphs = DecodeGraphs(model, pool) if compiled and isinstance(pool, KernelPool) else None
 
     @property
     def kv_bytes(self) -> int:
@@ -155,18 +150,26 @@ class ModelRunner:
     def resize(self, num_blocks: Sequence[int]) -> None:
         """Another size for the pool; no step may be in flight. See KVPool.resize."""
         mx.synchronize()
-        self._use(self.pool)  # compiled graphs hold the old arrays
+        self._forget_graphs()
         self.pool.resize(num_blocks)
 
+    def _forget_graphs(self) -> None:
+        """They hold the pool's arrays, which are about to be replaced."""
+        if self._graphs is not None:
+            self._graphs.clear()
+
     def recover(self) -> bool:
-        """After a failed step: whether the pool's arrays are still usable. Their contents beyond what was committed
-        do not matter; a fresh chain of device ids starts."""
+        """After a failed step: whether the pool's arrays are still usable; if not they are new ones. Their contents
+        beyond what was committed do not matter; nothing that hung on the failed step is evaluated again. Raises what
+        the device raises where there is no room for a pool any more."""
         self._last_tokens.reset()
+        self._sampler.reset()
         try:
             mx.synchronize()
             mx.eval(self.pool.pending())
         except Exception:  # whatever the device raised, the pool cannot be trusted
-            self._use(self.pool.emptied())
+            self._forget_graphs()
+            self.pool.renew()
             return False
         return True
 

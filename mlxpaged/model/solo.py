@@ -66,4 +66,5 @@ class SoloRunner:
     def recover(self) -> bool:
         """After a failed step: start over with empty caches."""
         self._epoch, self._cache = -1, []
+        self._sampler.reset()
         return True

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mlxpaged.kernels.launch import KernelSpec
+from mlxpaged.kernels.timing import BucketTime, PathChoice
 from mlxpaged.model import compiled, serving
 from mlxpaged.model.kernelpool import KernelPool
 from mlxpaged.model.kvspec import KVSpec
@@ -160,6 +161,34 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch)
     assert traced
     for index, prompt in enumerate(prompts()):
         assert_equal_to_stock(replies[index], stock.reply(prompt, NEW + index), f"{name} rounded prompt {index}")
+
+
+@pytest.mark.parametrize(
+    ("times", "lengths"),
+    [
+        # 85 positions are for the kernel, the 128 that a graph rounds them to would be for the gather
+        ((BucketTime(1, 64, 1.0, 2.0), BucketTime(1, 128, 2.0, 1.0)), [84]),
+        # likewise 11 rows, and the 12 that a graph for them holds
+        ((BucketTime(8, 64, 1.0, 2.0), BucketTime(16, 64, 2.0, 1.0)), [20] * 11),
+    ],
+)
+def test_a_step_has_a_graph_only_where_the_graphs_own_size_is_for_the_kernel(times, lengths, monkeypatch) -> None:
+    choice = PathChoice(times)
+
+    def pool(spec: KVSpec, num_blocks: Sequence[int], path: object) -> KernelPool:
+        return KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,)), choice.use_kernel)
+
+    monkeypatch.setattr(serving, "make_pool", pool)
+    monkeypatch.setattr(serving, "_replays", lambda loaded, spec, path: True)
+    monkeypatch.setattr(compiled, "compile_graph", lambda function: function)
+    model, config = tiny_model("llama")
+    stock, rig = Stock(model), Rig(model, config, num_blocks=150, step_budget=512)
+    prompts = [[(place * 7 + index) % 199 for place in range(length)] for index, length in enumerate(lengths)]
+    for index, prompt in enumerate(prompts):
+        rig.add(index, prompt, 4)
+    replies = rig.run()
+    for index, prompt in enumerate(prompts):
+        assert_equal_to_stock(replies[index], stock.reply(prompt, 4), f"prompt {index}")
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
