@@ -24,7 +24,8 @@ class EngineConfig:
     """How the engine runs. None means: chosen from the device and the model when the model is loaded.
 
     context_len: the most tokens one request may hold (prompt and reply). max_rows: requests running at once.
-    max_queue: requests waiting beyond that before Overloaded. step_budget: tokens one step may compute.
+    max_queue: requests waiting beyond that before Overloaded. step_budget: tokens one step may compute, unless
+    more replies than that run.
     memory_budget: bytes for the model: weights, KV pool and work. num_blocks: blocks of the pool, overrides what the
     budget gives, and start_blocks: those that it begins with (both for tests). kv_share: the part to use of what the
     budget leaves to KV.

@@ -23,6 +23,8 @@ def allowed_ids(plan: StepPlan, table: RequestTable, vocab_size: int) -> tuple[m
         words[entry] = 0
         try:
             request.grammar.fill(words[entry])
+            if not words[entry].any():
+                raise ValueError("no token may follow")
         except Exception as error:
             failed[row] = f"the grammar failed: {error}"
             words[entry] = _ALL

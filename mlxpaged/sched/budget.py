@@ -27,7 +27,7 @@ class StepBudget:
 
     @property
     def most(self) -> int:
-        """No step computes more."""
+        """The largest budget of a step; where more rows than that decode, a step computes more."""
         return self.fixed or self.ceiling
 
     def tokens(self, replies_run: bool) -> int:

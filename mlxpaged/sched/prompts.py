@@ -11,6 +11,7 @@ from .allocator import KVAllocator
 from .queue import Live, PromptQueue
 from .requests import BlockCopy, Chunk
 from .table import BLOCK_SIZE, RequestTable
+from .tenants import Tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +25,15 @@ class PromptPlan:
 
 
 class PromptPlanner:
-    """Fills what decoding leaves of a step's budget. `rows` are the live rows, which admission adds to. Logits of at
-    most `score_budget` prompt tokens a step are asked for: they are as wide as the vocabulary."""
+    """Fills what decoding leaves of a step's budget; those it admits become `tenants` with a row. Logits of at most
+    `score_budget` prompt tokens a step are asked for: they are as wide as the vocabulary."""
 
     def __init__(
         self,
         table: RequestTable,
         blocks: KVAllocator,
         queue: PromptQueue,
-        rows: dict[int, Live],
+        tenants: Tenants,
         *,
         step_budget: int,
         score_budget: int,
@@ -41,7 +42,7 @@ class PromptPlanner:
         self._table = table
         self._blocks = blocks
         self._queue = queue
-        self._rows = rows
+        self._tenants = tenants
         self._step_budget = step_budget
         self._score_budget = score_budget
 
@@ -50,9 +51,10 @@ class PromptPlanner:
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
         joined: list[int] = []
-        candidates = [live for live in self._rows.values() if self.left(live) > 0 and live.leaving is None]
+        left = self._tenants.left
+        candidates = [live for live in self._tenants.by_row.values() if left(live) > 0 and live.leaving is None]
         candidates += self._queue.waiting
-        candidates.sort(key=lambda live: self._queue.rank(live, self.left(live)))
+        candidates.sort(key=lambda live: self._queue.rank(live, left(live)))
         admitting = True
         for live in candidates:
             if budget <= 0:
@@ -72,17 +74,11 @@ class PromptPlanner:
                 joined.append(live.row)
         return PromptPlan(tuple(chunks), tuple(copies), joined)
 
-    def left(self, live: Live) -> int:
-        """Known ids still to compute before the last one."""
-        if live.row is None:
-            return len(live.ids) - 1
-        return int(self._table.total[live.row] - 1 - self._table.scheduled[live.row])
-
     def _plan_prompt(self, live: Live, budget: int, chunks: list[Chunk]) -> tuple[int, bool]:
         """One row's share of a step: (tokens used, whether its last id joins)."""
         table, row = self._table, live.row
         assert row is not None
-        start, left = int(table.scheduled[row]), self.left(live)
+        start, left = int(table.scheduled[row]), self._tenants.left(live)
         length, joins = min(left, budget), left <= budget
         if not self._blocks.extend(row, start + length + joins):
             joins = False
@@ -105,7 +101,7 @@ class PromptPlanner:
         end = known + BLOCK_SIZE
         if end > len(live.ids) - 1:
             return False
-        for row, other in self._rows.items():
+        for row, other in self._tenants.by_row.items():
             soon = table.computed[row] < end <= table.length[row] and other.leaving is None and other.salt == live.salt
             if soon and np.array_equal(table.token_ids[row, :end], live.ids[:end]):
                 return True
@@ -120,12 +116,12 @@ class PromptPlanner:
         known = live.ids[:-1] if live.to_score is None else live.ids[:0]  # logits need every token computed
         match = blocks.match(known, live.salt)
         need = blocks.peak(len(live.ids) + 1, match.tip.depth, self._step_budget)
-        for other in self._rows.values():
-            if self.left(other) > 0:
+        for other in self._tenants.by_row.values():
+            if self._tenants.left(other) > 0:
                 held = int(table.num_blocks[:, other.row].max())
                 more = blocks.peak(int(table.total[other.row]) + 1, held, self._step_budget)
                 need = [mine + theirs for mine, theirs in zip(need, more, strict=True)]
-        alone = not self._rows
+        alone = not self._tenants.by_row
         if not blocks.fits(need) and not (alone and blocks.fits([1] * len(need))):
             blocks.unmatch(match)
             return False
@@ -141,7 +137,7 @@ class PromptPlanner:
         # Even a reply of no tokens has its one decode entry: what that samples is dropped.
         limit = table.context_len if most is None else min(table.context_len, len(request.prompt) + max(most, 1))
         live.row = table.assign(request, live.ids, live.arrival, limit)
-        self._rows[live.row] = live
+        self._tenants.by_row[live.row] = live
         self._queue.worked(cached)
         if live.cached_tokens is None:
             live.cached_tokens = cached

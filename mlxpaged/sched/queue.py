@@ -54,7 +54,7 @@ class PromptQueue:
     _owed: int = 0  # prompt tokens that earlier arrivals still have to compute, at most
 
     def due(self, tokens: int) -> int:
-        """The due time of a prompt of `tokens` that arrives now."""
+        """The due time of a prompt that arrives now and has `tokens` to compute."""
         self._owed = max(self._owed, self.clock) + tokens
         return self._owed + PATIENCE_BUDGETS * self.budget
 

@@ -13,6 +13,7 @@ from ..errors import BadParameter, shown
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+LEAST_TEMPERATURE = 1e-5
 
 
 class FinishReason(StrEnum):
@@ -28,11 +29,11 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How one request's tokens are chosen and when it ends. Every default is neutral (greedy, no filter).
 
-    temperature 0 is greedy. top_k 0, top_p 1, min_p 0 and the penalties' defaults switch the effect off.
-    max_tokens None means until the context is full, 0 that only the prompt is computed. `logprobs` None: none; k: the
-    chosen token's and the k best; `prompt_logprobs` likewise, of the prompt's own ids from the second one on.
-    `seed` None: drawn by the engine, so that a reply can be repeated from its record. `choice` is the index
-    among n replies to one prompt; noise is a function of (seed, choice, position) only.
+    temperature 0 is greedy, and so is one below LEAST_TEMPERATURE. top_k 0, top_p 1, min_p 0 and the penalties'
+    defaults switch the effect off. max_tokens None means until the context is full, 0 that only the prompt is
+    computed. `logprobs` None: none; k: the chosen token's and the k best; `prompt_logprobs` likewise, of the prompt's
+    own ids from the second one on. `seed` None: drawn by the engine, so that a reply can be repeated from its record.
+    `choice` is the index among n replies to one prompt; noise is a function of (seed, choice, position) only.
     `continues_text`: the prompt is plain text that the reply goes on from, so a first word keeps its space.
     `stop_after`: ids of a marker (end of thinking) after which stop strings are armed; empty: from the start.
     `stop_until`: ids of a marker (start of thinking) up to which they are armed too; empty: `stop_after` says all.
@@ -67,7 +68,7 @@ class SamplingParams:
         self._range("max_tokens", self.max_tokens is None or self.max_tokens >= 0, "0 or more, or none")
         self._range("temperature", 0 <= self.temperature <= 100, "from 0 (greedy) to 100")
         self._range("top_p", 0 < self.top_p <= 1, "above 0, up to 1 (off)")
-        self._range("top_k", self.top_k >= 0, "0 (off) or more")
+        self._range("top_k", 0 <= self.top_k < 2**31, "from 0 (off) to 2147483647")
         self._range("min_p", 0 <= self.min_p <= 1, "from 0 (off) to 1")
         self._range("repetition_penalty", 0 < self.repetition_penalty <= 10, "above 0, up to 10; 1 is off")
         self._range("presence_penalty", -2 <= self.presence_penalty <= 2, "from -2 to 2")
@@ -75,7 +76,8 @@ class SamplingParams:
         self._range("logit_bias", all(-100 <= bias <= 100 for _, bias in self.logit_bias), "biases from -100 to 100")
         self._range("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
         self._range("stop", len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
-        self._range("min_tokens", self.min_tokens >= 0, "0 or more")
+        self._range("min_tokens", 0 <= self.min_tokens < 2**31, "from 0 to 2147483647")
+        self._range("choice", 0 <= self.choice < 2**31, "from 0 to 2147483647")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             self._range(name, count is None or 0 <= count <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}")

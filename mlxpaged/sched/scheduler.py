@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class Scheduler:
-    """Plans mixed steps of at most `step_budget` tokens: every row that can decode, then prompt chunks. `score_budget`:
-    prompt tokens a step whose logits may be asked for.
+    """Plans mixed steps: every row that can decode, then prompt chunks in what that leaves of `step_budget` tokens, a
+    block of them at least. `score_budget`: prompt tokens a step whose logits may be asked for.
 
     A row's last known id is always a decode entry; it joins the step of the row's final chunk. The same rule covers
     a full prefix hit, a one-token prompt and a resumed reply.
@@ -51,7 +51,7 @@ class Scheduler:
         self.steps = self.preemptions = self.generated_tokens = 0
         self._tenants = Tenants(table, self.blocks, self.queue)
         self._prompts = PromptPlanner(
-            table, self.blocks, self.queue, self._tenants.by_row, step_budget=step_budget, score_budget=score_budget
+            table, self.blocks, self.queue, self._tenants, step_budget=step_budget, score_budget=score_budget
         )
         self._unfinished: list[StepPlan] = []
         self._arrivals = 0
@@ -62,6 +62,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Nothing waits, runs or is in flight."""
         return not self._tenants.by_id and not self._unfinished
+
+    @property
+    def has_events(self) -> bool:
+        """Whether something happened that take_events() has not told yet."""
+        return bool(self._tenants.events)
 
     @property
     def prompt_tokens(self) -> int:
@@ -96,7 +101,8 @@ class Scheduler:
         if len(self.queue.waiting) >= self.max_queue + self.table.num_free_rows:
             raise Overloaded(f"{len(self.queue.waiting)} requests are waiting already; try again, or raise --max-queue")
         self._arrivals += 1
-        live = Live(request, self._arrivals, self.queue.due(length), np.asarray(request.prompt, np.int32))
+        due = self.queue.due(length - 1)  # the last id is a decode entry's
+        live = Live(request, self._arrivals, due, np.asarray(request.prompt, np.int32))
         self._tenants.by_id[request.request_id] = live
         self.queue.put(live)
 
@@ -106,7 +112,6 @@ class Scheduler:
         live = self._tenants.by_id.get(request_id)
         if live is None:
             return False
-        self.queue.worked(self._prompts.left(live))  # nobody waits for this work any more
         self._tenants.end(live)
         return True
 
@@ -178,7 +183,11 @@ class Scheduler:
             live.request.request_id,
             live.generated,
         )
-        self._tenants.end(live, FinishReason.LENGTH)
+        if live.generated:
+            self._tenants.end(live, FinishReason.LENGTH)
+        else:
+            told = "the KV pool has no room for the whole prompt; shorten it, or raise --memory-budget"
+            self._tenants.end(live, FinishReason.ERROR, told)
 
     def _unstick(self, budget: Callable[[bool], int] | None) -> StepPlan | None:
         """Nothing could be planned. With no step in flight and no growth to come that means prompts hold the pool
@@ -218,9 +227,8 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> None:
         """Take in a finished step: ids, ends, blocks to publish and to give back. Plans are committed in order."""
-        if not self._unfinished or self._unfinished.pop(0) is not plan:
+        if not self._unfinished or self._unfinished[0] is not plan:
             raise InvariantError(f"step {plan.step} is committed out of order")
-        self.blocks.end_copies(plan.copies)
         scores = iter(result.prompt_logprobs)
         for chunk in plan.chunks:
             self._commit_chunk(chunk, next(scores) if chunk.logprobs is not None else ())
@@ -239,6 +247,8 @@ class Scheduler:
                     self.blocks.settle(row)
             elif live.in_flight == 0:
                 self._tenants.vacate(live)
+        self.blocks.end_copies(plan.copies)
+        self._unfinished.pop(0)  # last: until here a fault leaves the plan to fail_unfinished()
 
     @staticmethod
     def _filled_a_block(plan: StepPlan) -> set[int]:
@@ -249,7 +259,7 @@ class Scheduler:
     def _commit_chunk(self, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
         live, end = self._tenants.by_row[chunk.row], chunk.start + chunk.length
         self.table.computed[chunk.row] = end
-        if live.leaving is None and live.generated == 0:
+        if live.leaving != "end" and live.generated == 0:
             total, cached = len(live.request.prompt), live.cached_tokens or 0
             new = scores[max(0, live.scored - chunk.start) :]  # a resumed prompt repeats what was delivered
             live.scored = max(live.scored, end) if scores else live.scored
@@ -271,7 +281,11 @@ class Scheduler:
         table.append(row, token_id)
         live.generated += 1
         self.generated_tokens += 1
-        finish = self._finish_reason(live, token_id)
+        try:
+            finish = self._finish_reason(live, token_id)
+        except Exception as error:  # the grammar's, which is a face's: its request's end, nobody else's
+            tenants.end(live, FinishReason.ERROR, f"the grammar failed: {error}")
+            return
         tenants.events.append(TokenEvent(live.request.request_id, token_id, logprob, finish, cached))
         if finish is not None:
             tenants.end(live)

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..config import BLOCK_SIZE
 from ..errors import InvariantError
-from .requests import Request, SamplingParams
+from .requests import LEAST_TEMPERATURE, Request, SamplingParams
 
 _FIRST_WIDTH = 256
 
@@ -18,10 +18,11 @@ class RequestTable:
         0 ........ computed ........ scheduled ........ total ........ limit
         |  committed  |   in flight    |   known, to do   |   never exceeded
 
-    `[0, computed)` is KV that a finished step wrote, the only part matched, published or shared. `[computed,
-    scheduled)` is being computed; a plan starts at `scheduled`. `length` counts ids the host knows, `pending`
-    those that steps in flight will sample. `block_ids[g][row, i]` holds positions [16 i, 16 i + 16) in KV group g;
-    0 where given back behind a window. `first_block` and `num_blocks` bound the held ones.
+    `[0, computed)` is KV that a finished step wrote, or that was found (its last block may be copied by the row's next
+    step): the only part matched, published or shared. `[computed, scheduled)` is being computed; a plan starts at
+    `scheduled`. `length` counts ids the host knows, `pending` those that steps in flight will sample.
+    `block_ids[g][row, i]` holds positions [16 i, 16 i + 16) in KV group g; 0 where given back behind a window.
+    `first_block` and `num_blocks` bound the held ones.
     """
 
     def __init__(self, num_rows: int, context_len: int, num_groups: int = 1) -> None:
@@ -94,7 +95,8 @@ class RequestTable:
         return self.block_ids[group][row, self.first_block[group, row] : self.num_blocks[group, row]]
 
     def _write_sampling(self, row: int, sampling: SamplingParams) -> None:
-        self.temperature[row], self.top_p[row], self.min_p[row] = sampling.temperature, sampling.top_p, sampling.min_p
+        self.temperature[row] = sampling.temperature if sampling.temperature >= LEAST_TEMPERATURE else 0
+        self.top_p[row], self.min_p[row] = sampling.top_p, sampling.min_p
         self.top_k[row], self.choice[row], self.min_tokens[row] = sampling.top_k, sampling.choice, sampling.min_tokens
         self.repetition[row] = sampling.repetition_penalty
         self.presence[row], self.frequency[row] = sampling.presence_penalty, sampling.frequency_penalty

@@ -35,6 +35,12 @@ class Tenants:
         """Whether rows and blocks come free once the steps in flight are committed."""
         return any(live.leaving for live in self.by_row.values())
 
+    def left(self, live: Live) -> int:
+        """Known ids of a request still to compute before the last one."""
+        if live.row is None:
+            return len(live.ids) - 1
+        return int(self._table.total[live.row] - 1 - self._table.scheduled[live.row])
+
     def stays(self, row: int) -> bool:
         """Whether the row is held, and by one who still needs it."""
         live = self.by_row.get(row)
@@ -42,8 +48,10 @@ class Tenants:
 
     def end(self, live: Live, reason: FinishReason | None = None, error: str | None = None) -> None:
         """The request is over; its row follows. `reason` tells it by an event, unless it had ended before."""
-        if self.by_id.pop(live.request.request_id, None) is not None and reason is not None:
-            self.events.append(EndEvent(live.request.request_id, reason, error))
+        if self.by_id.pop(live.request.request_id, None) is not None:
+            self._queue.worked(max(0, self.left(live)))  # nobody waits for this work any more
+            if reason is not None:
+                self.events.append(EndEvent(live.request.request_id, reason, error))
         if live.row is None:
             self._queue.waiting.remove(live)
         else:
@@ -73,10 +81,14 @@ class Tenants:
             self._queue.put(live)
 
     def fail_steps(self, plans: list[StepPlan], error: str) -> None:
-        """End the requests of `plans`, which will never be committed; nothing that they may have written is found."""
+        """End the requests of `plans`, which will never be committed, or not to their end; nothing that they may have
+        written is found."""
         for row in {row for plan in plans for row in plan.rows()}:
-            live = self.by_row[row]
-            self.end(live, FinishReason.ERROR, error)  # in flight still, so the row is kept
+            live = self.by_row.get(row)
+            if live is None:
+                continue  # given back by the commit that failed
+            live.in_flight = max(live.in_flight, 1)  # so that the row is kept until it is given back unpublished
+            self.end(live, FinishReason.ERROR, error)
             live.in_flight = 0
             self.vacate(live, publish=False)
 

@@ -34,6 +34,16 @@ class Broken(Digits):
         raise RuntimeError("no such rule")
 
 
+class Deaf(Digits):
+    def advance(self, token_id: int) -> bool:
+        raise RuntimeError("no such token")
+
+
+class Stuck(Digits):
+    def fill(self, mask: np.ndarray) -> None:
+        """Nothing may follow."""
+
+
 @pytest.fixture
 def rig(monkeypatch, tmp_path) -> Rig:
     monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
@@ -54,8 +64,11 @@ def test_only_allowed_ids_come_and_the_end_is_the_grammars(rig, ahead) -> None:
     assert [grammar.seen for grammar in grammars] == [replies[0], replies[1]]
 
 
-def test_a_grammar_that_raises_ends_its_row_alone(rig) -> None:
-    rig.add(0, [1, 2, 3], 8, grammar=Broken(3))
+@pytest.mark.parametrize("kind", [Broken, Deaf, Stuck])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_grammar_that_raises_ends_its_row_alone(rig, kind, ahead) -> None:
+    rig.core = EngineCore(rig.core.scheduler, rig.core.runner, ahead=ahead)
+    rig.add(0, [1, 2, 3], 8, grammar=kind(3))
     rig.add(1, [1, 2, 3], 8, grammar=Digits(8))
     replies = rig.run()
     assert rig.ends[0] is FinishReason.ERROR and replies.get(0, []) == []

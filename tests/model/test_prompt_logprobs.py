@@ -80,6 +80,21 @@ def test_a_prompt_that_is_preempted_midway_is_scored_once(llama) -> None:
     assert len(rig.replies[1]) == 2
 
 
+def test_a_row_that_gives_way_while_its_last_chunk_is_in_flight_still_gets_its_scores(llama) -> None:
+    model, config = llama
+    ids = next(ids for ids in prompts(64) if 20 < len(ids) < 60)
+    expected = stock_logprobs(model, ids)
+    rig = Rig(model, config, ahead=1)
+    rig.add(0, ids, 8, prompt_logprobs=0)
+    rig.step()
+    (live,) = rig.core.scheduler.live()
+    assert live.in_flight
+    rig.core.scheduler.preempt(live)
+    rig.run()
+    assert_equal(rig.prompt_logprobs[0], ids, expected, 0)
+    assert len(rig.replies[0]) == 8
+
+
 def test_the_logits_of_one_step_stay_within_their_budget(llama) -> None:
     model, config = llama
     rig = Rig(model, config, step_budget=64)
@@ -90,7 +105,7 @@ def test_the_logits_of_one_step_stay_within_their_budget(llama) -> None:
         plan = rig.core.scheduler.schedule()
         assert plan is not None and sum(chunk.length for chunk in plan.chunks) <= 5
         rig.core.scheduler.commit(plan, rig.core.runner.launch(plan, rig.core.scheduler.table).wait())
-    rig._take(rig.core.scheduler.take_events())
+        rig._take(rig.core.scheduler.take_events())
     assert [len(rig.prompt_logprobs[index]) for index in range(4)] == [len(ids) - 1 for ids in prompts(64)[:4]]
 
 

@@ -8,6 +8,7 @@ import pytest
 from mlxpaged.errors import Overloaded, PromptTooLong
 from mlxpaged.sched.allocator import GroupSpec
 from mlxpaged.sched.events import PromptEvent, TokenEvent
+from mlxpaged.sched.queue import PATIENCE_BUDGETS
 from mlxpaged.sched.requests import FinishReason, Request, SamplingParams, StepResult
 from mlxpaged.sched.scheduler import Scheduler
 from mlxpaged.sched.table import RequestTable
@@ -96,6 +97,20 @@ def test_a_long_prompt_waits_no_longer_than_its_turn_and_eight_budgets() -> None
     assert work <= 300 + 8 * 32 + 2 * 32
 
 
+def test_work_that_failed_is_owed_no_more() -> None:
+    """A prompt's place against later ones counts what is still to be done, not what an ended request left undone."""
+    r = rig(blocks=900, rows=2, context=12000)
+    for index in range(3):
+        r.scheduler.add(request(index, 9000))
+        r.scheduler.schedule()
+        r.scheduler.fail_unfinished("the device went away")
+        r.scheduler.add(request(10 + index, 100))
+        r.drain()
+    r.scheduler.add(request(9, 300))
+    (live,) = r.scheduler.live()
+    assert live.due - r.scheduler.queue.clock == 299 + PATIENCE_BUDGETS * 32
+
+
 def test_chats_on_one_system_prompt_hold_the_shared_blocks_once() -> None:
     r = rig(blocks=200)
     system = list(range(160))  # ten blocks
@@ -161,6 +176,16 @@ def test_a_lone_row_that_fills_the_pool_ends_with_length(caplog) -> None:
     r.drain()
     assert r.ends[1] is FinishReason.LENGTH and len(r.replies[1]) == 64 - 20 + 1
     assert "--memory-budget" in caplog.text
+
+
+def test_a_lone_prompt_that_finds_no_room_is_an_error_and_not_an_empty_reply() -> None:
+    r = Rig([GroupSpec(6, most_blocks=40)], rows=8, budget=32, ahead=0, context=900)
+    grown = r.scheduler.blocks.grown
+    r.device.resize = lambda sizes: None  # the machine gives nothing
+    r.scheduler.blocks.grown = lambda sizes: grown((6,))
+    r.scheduler.add(request(1, 200))
+    r.drain()
+    assert r.ends[1] is FinishReason.ERROR and "--memory-budget" in (r.errors[1] or "") and 1 not in r.replies
 
 
 def test_a_full_queue_is_overloaded_and_says_which_flag_helps() -> None:

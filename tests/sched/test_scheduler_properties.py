@@ -112,6 +112,7 @@ class Rig:
         self.flights: list[tuple[StepPlan, StepResult]] = []
         self.replies: dict[int, list[int]] = {}
         self.ends: dict[int, FinishReason] = {}
+        self.errors: dict[int, str | None] = {}
 
     def step(self) -> bool:
         plan = self.scheduler.schedule()
@@ -134,8 +135,8 @@ class Rig:
                     self.replies.setdefault(request_id, []).append(token)
                     if finish:
                         self.ends[request_id] = finish
-                case EndEvent(request_id, finish):
-                    self.ends[request_id] = finish
+                case EndEvent(request_id, finish, error):
+                    self.ends[request_id], self.errors[request_id] = finish, error
 
     def commit(self, left: int) -> None:
         while len(self.flights) > left:
