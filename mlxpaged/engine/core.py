@@ -42,7 +42,8 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle
+        """Nothing is left to do, and nothing to tell."""
+        return self.scheduler.idle and not self.scheduler.has_events
 
     def add(self, request: Request) -> None:
         """Queue a request; raises PromptTooLong or Overloaded."""
@@ -98,7 +99,8 @@ class EngineCore:
             self._commit_oldest()
 
     def fail(self, error: str, deliver: Deliver) -> None:
-        """A step raised: end the requests of the unfinished steps, drop what they touched, and be ready to go on."""
+        """A step raised: end the requests of the unfinished steps, drop what they touched, and be ready to go on.
+        Raises where the device has no room for a new pool."""
         self._flights.clear()
         self.scheduler.fail_unfinished(error)
         if not self.runner.recover():

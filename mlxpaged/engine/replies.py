@@ -59,23 +59,34 @@ class Replies:
             self._live[request.request_id] = reply
 
     def take(self, events: Sequence[Event]) -> list[int]:
-        """Pass events on; returns the requests that ended by a stop string and must be cancelled in the scheduler."""
+        """Pass events on; returns the requests that ended here (by a stop string, or a fault of their text) and must be
+        cancelled in the scheduler."""
         stopped = []
         for event in events:
             reply = self._live.get(event.request_id)
             if reply is None:
                 continue
-            match event:
-                case TokenEvent():
-                    if self._token(reply, event):
-                        stopped.append(event.request_id)
-                case PromptEvent(_, computed, total, cached, scores):
-                    reply.cached = cached
-                    reply.started = reply.started or time.monotonic()
-                    self._send(reply, Delta(progress=Progress(computed, total, cached), prompt_logprobs=scores))
-                case EndEvent(request_id, finish, error):
-                    self.end(request_id, finish, error)
+            try:
+                if self._take(reply, event):
+                    stopped.append(event.request_id)
+            except Exception as error:  # of making its text: its own end, not that of those told after it
+                log.exception("the text of request %d could not be made", event.request_id)
+                self._finish(reply, (), Piece(""), FinishReason.ERROR, error=f"its text could not be made: {error}")
+                stopped.append(event.request_id)
         return stopped
+
+    def _take(self, reply: Reply, event: Event) -> bool:
+        """Pass one event on; True when a stop string ended the reply."""
+        match event:
+            case TokenEvent():
+                return self._token(reply, event)
+            case PromptEvent(_, computed, total, cached, scores):
+                reply.cached = cached
+                reply.started = reply.started or time.monotonic()
+                self._send(reply, Delta(progress=Progress(computed, total, cached), prompt_logprobs=scores))
+            case EndEvent(request_id, finish, error):
+                self.end(request_id, finish, error)
+        return False
 
     def tell_places(self, places: Mapping[int, int]) -> None:
         """Tell those that wait for their first step how many go before them, where that has changed."""

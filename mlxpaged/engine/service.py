@@ -20,11 +20,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ..config import EngineConfig
-from ..errors import BadParameter, MlxpagedError, Overloaded, PromptTooLong
+from ..errors import MlxpagedError, Overloaded
 from ..sched.requests import FinishReason, Grammar, Request, SamplingParams
+from .checking import checked_prompt
 from .events import EngineStats, Loading, ModelInfo, Sink
 from .replies import Replies
 from .stats import snapshot
@@ -109,7 +108,9 @@ class EngineService:
             raise Overloaded("no model is loaded; try again soon")
         if self._closing or self._draining:
             raise Overloaded("the server is shutting down")
-        prompt = _checked_prompt(prompt_ids, sampling, info)
+        if not self.alive:
+            raise Overloaded("the engine has stopped; restart the server")
+        prompt = checked_prompt(prompt_ids, sampling, info)
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(63))
         if len(self._replies) >= self._config.max_queue + self._config.max_rows:
@@ -160,21 +161,30 @@ class EngineService:
         return self._host is not None and self._host.core is not None and not self._host.core.idle
 
     def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+            self._replies.end_all(FinishReason.CANCELLED, "the engine was closed")
+        except Exception:
+            log.critical("the engine has stopped", exc_info=True)
+        finally:
+            self._replies.end_all(FinishReason.ERROR, "the engine has stopped; restart the server")
+            if self._host is not None:
+                self._host.close()
+
+    def _turn(self) -> None:
         # No local name holds the core: it would keep an unloaded model's memory.
-        while not self._closing:
-            self._take_inbox(block=not self._working and not self._switches)
-            self._turned = time.monotonic()
-            if self._working:
-                self._step(self._host.core)
-                self._tell_places()
-            elif self._switches:
-                self._switches.popleft()()
-            self._unload_idle()
-            self._keep_up()
-            self._refresh_stats(force=not self._working)
-        self._replies.end_all(FinishReason.CANCELLED, "the engine was closed")
-        if self._host is not None:
-            self._host.close()
+        self._take_inbox(block=not self._working and not self._switches)
+        self._turned = time.monotonic()
+        if self._working:
+            self._attempt(lambda: self._host.core.step(self._deliver))
+            self._tell_places()
+        elif self._switches:
+            self._switches.popleft()()
+        self._unload_idle()
+        if self._upkeep is not None:
+            self._attempt(lambda: self._upkeep.turn(self._host.core, self._working))
+        self._refresh_stats(force=not self._working)
 
     def _take_inbox(self, block: bool) -> None:
         try:
@@ -186,12 +196,21 @@ class EngineService:
         except queue.Empty:
             return
 
-    def _step(self, core: Any) -> None:
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do `work`, which may wait for steps; one that fails costs its own requests, or in the end the model."""
         try:
-            core.step(self._deliver)
+            work()
+            return
         except Exception as error:
             log.exception("a step failed")
-            core.fail(f"a step failed on the device: {error}", self._deliver)
+            said = f"a step failed on the device: {error}"
+        try:
+            self._host.core.fail(said, self._deliver)
+            return
+        except Exception:
+            log.exception("no other pool could be made; the model is given up until it is asked for again")
+        self._replies.end_all(FinishReason.ERROR, said)
+        self._unload()
 
     def _deliver(self, events: Sequence[Any]) -> None:
         for request_id in self._replies.take(events):
@@ -199,17 +218,9 @@ class EngineService:
 
     def _tell_places(self) -> None:
         now = time.monotonic()
-        if now - self._places_at >= _PLACES_EVERY_S:
+        if self._working and now - self._places_at >= _PLACES_EVERY_S:
             self._places_at = now
             self._replies.tell_places(self._host.core.scheduler.queue.places())
-
-    def _keep_up(self) -> None:
-        if self._upkeep is not None:
-            try:
-                self._upkeep.turn(self._host.core, self._working)
-            except Exception as error:  # a step that was in flight failed
-                log.exception("a step failed")
-                self._host.core.fail(f"a step failed on the device: {error}", self._deliver)
 
     def _idle_left(self) -> float | None:
         """Seconds until something is to be done although nothing is asked; None: as things are, never."""
@@ -284,27 +295,3 @@ class EngineService:
         if force or now - self._stats_at >= _STATS_EVERY_S:
             self._stats_at = now
             self._stats = snapshot(self._host and self._host.core, self._info, self._replies, now)
-
-
-def _checked_prompt(prompt_ids: Sequence[int], sampling: SamplingParams, info: ModelInfo) -> np.ndarray:
-    if not len(prompt_ids):
-        raise BadParameter("the prompt is empty; give at least one token", param="prompt")
-    prompt = np.asarray(prompt_ids, np.int64)
-    if prompt.min() < 0 or prompt.max() >= info.vocab_size:
-        raise BadParameter(f"the prompt holds a token id outside 0..{info.vocab_size - 1}", param="prompt")
-    for token, _ in sampling.logit_bias:
-        if not 0 <= token < info.vocab_size:
-            raise BadParameter(f"logit_bias names token {token}; ids go from 0 to {info.vocab_size - 1}", "logit_bias")
-    for token in sampling.stop_token_ids:
-        if not 0 <= token < info.vocab_size:
-            raise BadParameter(
-                f"stop_token_ids names {token}; ids go from 0 to {info.vocab_size - 1}", "stop_token_ids"
-            )
-    if len(prompt) > info.max_prompt:
-        hint = f", or raise {flag}" if (flag := info.flag_for_more()) else ""
-        raise PromptTooLong(
-            f"this model's maximum context length is {info.max_prompt + 1} tokens, reply included; your request has "
-            f"{len(prompt)}; shorten the prompt{hint}",
-            param="messages",
-        )
-    return prompt.astype(np.int32)

@@ -34,6 +34,7 @@ class Upkeep:
         self._worked_at = self._look_at = clock()
         self._released = False
         self._under_pressure = False
+        self._shrunk_at = -1  # how many steps had been launched then
 
     def turn(self, core: EngineCore | None, working: bool) -> None:
         """Do what is due. No step is lost by it: shrinking commits those in flight first."""
@@ -44,8 +45,8 @@ class Upkeep:
             self._release()
             self._released = True
         if core is not None and now >= self._look_at and (working or core.shrinkable):
-            self._look_at = now + (LOOK_S if working else IDLE_LOOK_S)
             self._look(core)
+            self._look_at = self._clock() + (LOOK_S if working else IDLE_LOOK_S)
 
     def wait_s(self, core: EngineCore | None) -> float | None:
         """While idle: seconds until something is due; None when nothing is, however long it lasts."""
@@ -59,9 +60,11 @@ class Upkeep:
     def _look(self, core: EngineCore) -> None:
         before, self._under_pressure = self._under_pressure, self._pressed()
         core.scheduler.blocks.allow_growth(not self._under_pressure)
-        if self._under_pressure and core.shrinkable:
+        # A pool that grew again for a step that could not go without must serve it before it shrinks once more.
+        if self._under_pressure and core.shrinkable and core.scheduler.steps != self._shrunk_at:
             held = core.runner.kv_bytes
             core.shrink()
+            self._shrunk_at = core.scheduler.steps
             self._release()
             given = (held - core.runner.kv_bytes) / 2**20
             if given or not before:
