@@ -1,5 +1,5 @@
 """What runs in the next step, and what a finished step changes. Owns the plans in flight; with its parts (prompts.py,
-tenants.py) the only writer of the state table. Knows nothing of mlx, text or clocks.
+commits.py, tenants.py) the only writer of the state table. Knows nothing of mlx, text or clocks.
 
     plan = scheduler.schedule()        # None: nothing to do, or everything waits for a step in flight
     scheduler.commit(plan, result)     # in launch order, also when later plans are already in flight
@@ -15,10 +15,11 @@ import numpy as np
 
 from ..errors import InvariantError, Overloaded, PromptTooLong
 from .allocator import GroupSpec, KVAllocator
-from .events import Event, PromptEvent, TokenEvent
+from .commits import Commits
+from .events import Event
 from .prompts import PromptPlanner
 from .queue import Live, PromptQueue
-from .requests import BlockCopy, Chunk, FinishReason, Request, StepPlan, StepResult, TokenLogprob
+from .requests import BlockCopy, Chunk, FinishReason, Request, StepPlan, StepResult
 from .table import BLOCK_SIZE, RequestTable
 from .tenants import Tenants
 
@@ -48,11 +49,12 @@ class Scheduler:
         self.queue = PromptQueue(step_budget)
         self.step_budget = step_budget
         self.max_queue = max_queue
-        self.steps = self.preemptions = self.generated_tokens = 0
+        self.steps = self.preemptions = 0
         self._tenants = Tenants(table, self.blocks, self.queue)
         self._prompts = PromptPlanner(
             table, self.blocks, self.queue, self._tenants, step_budget=step_budget, score_budget=score_budget
         )
+        self._commits = Commits(table, self.blocks, self._tenants)
         self._unfinished: list[StepPlan] = []
         self._arrivals = 0
 
@@ -77,6 +79,11 @@ class Scheduler:
     def cached_tokens(self) -> int:
         """Those of them whose KV was found."""
         return self._prompts.cached_tokens
+
+    @property
+    def generated_tokens(self) -> int:
+        """Ids of all replies so far."""
+        return self._commits.generated_tokens
 
     @property
     def max_prompt(self) -> int:
@@ -229,79 +236,9 @@ class Scheduler:
         """Take in a finished step: ids, ends, blocks to publish and to give back. Plans are committed in order."""
         if not self._unfinished or self._unfinished[0] is not plan:
             raise InvariantError(f"step {plan.step} is committed out of order")
-        scores = iter(result.prompt_logprobs)
-        for chunk in plan.chunks:
-            self._commit_chunk(chunk, next(scores) if chunk.logprobs is not None else ())
-        logprobs = result.logprobs or [None] * len(plan.decode_rows)
-        entries = zip(
-            plan.decode_rows.tolist(), plan.decode_positions.tolist(), result.token_ids.tolist(), logprobs, strict=True
-        )
-        for row, position, token_id, logprob in entries:
-            self._commit_token(row, position, token_id, logprob)
-        settled = self._filled_a_block(plan)
-        for row in plan.rows():
-            live = self._tenants.by_row[row]
-            live.in_flight -= 1
-            if live.leaving is None:
-                if row in settled:
-                    self.blocks.settle(row)
-            elif live.in_flight == 0:
-                self._tenants.vacate(live)
+        self._commits.take(plan, result)
         self.blocks.end_copies(plan.copies)
         self._unfinished.pop(0)  # last: until here a fault leaves the plan to fail_unfinished()
-
-    @staticmethod
-    def _filled_a_block(plan: StepPlan) -> set[int]:
-        """Rows that a step may have given a whole block: of those that decode one in 16, and all with a chunk."""
-        ends = plan.decode_positions % BLOCK_SIZE == BLOCK_SIZE - 1
-        return {*plan.decode_rows[ends].tolist(), *(chunk.row for chunk in plan.chunks)}
-
-    def _commit_chunk(self, chunk: Chunk, scores: tuple[TokenLogprob, ...]) -> None:
-        live, end = self._tenants.by_row[chunk.row], chunk.start + chunk.length
-        self.table.computed[chunk.row] = end
-        if live.leaving != "end" and live.generated == 0:
-            total, cached = len(live.request.prompt), live.cached_tokens or 0
-            new = scores[max(0, live.scored - chunk.start) :]  # a resumed prompt repeats what was delivered
-            live.scored = max(live.scored, end) if scores else live.scored
-            self._tenants.events.append(PromptEvent(live.request.request_id, end, total, cached, new))
-
-    def _commit_token(self, row: int, position: int, token_id: int, logprob: TokenLogprob | None) -> None:
-        table, tenants, live = self.table, self._tenants, self._tenants.by_row[row]
-        table.pending[row] -= 1
-        if live.leaving == "end":  # its end was found while this step was in flight: the extra id is dropped
-            table.computed[row] = min(position + 1, table.length[row])
-            return
-        table.computed[row] = position + 1
-        cached = live.cached_tokens or 0
-        if position == cached == len(live.request.prompt) - 1:  # found whole: no chunk has told of it
-            tenants.events.append(PromptEvent(live.request.request_id, position + 1, position + 1, cached))
-        if live.request.sampling.max_tokens == 0:
-            tenants.end(live, FinishReason.LENGTH)
-            return
-        table.append(row, token_id)
-        live.generated += 1
-        self.generated_tokens += 1
-        try:
-            finish = self._finish_reason(live, token_id)
-        except Exception as error:  # the grammar's, which is a face's: its request's end, nobody else's
-            tenants.end(live, FinishReason.ERROR, f"the grammar failed: {error}")
-            return
-        tenants.events.append(TokenEvent(live.request.request_id, token_id, logprob, finish, cached))
-        if finish is not None:
-            tenants.end(live)
-
-    def _finish_reason(self, live: Live, token_id: int) -> FinishReason | None:
-        sampling, grammar = live.request.sampling, live.request.grammar
-        complete = grammar is not None and grammar.advance(token_id)
-        if complete or (
-            live.generated >= sampling.min_tokens
-            and (
-                token_id in sampling.stop_token_ids
-                or (token_id in live.request.end_token_ids and not sampling.ignore_eos)
-            )
-        ):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.table.length[live.row] >= self.table.limit[live.row] else None
 
     def fail_unfinished(self, error: str) -> None:
         """A step failed on the device: end the requests of every step not yet committed, and let nothing be found
