@@ -53,7 +53,7 @@ class ReplyDraft:
     def finish(
         self, state: State, usage: Usage | None = None, timing: Timing | None = None, error: str | None = None
     ) -> Message:
-        """The reply as it stays: "done", "stopped" by the person, or "error" with the reason."""
+        """The reply as it stays: "done", "cut" at its longest, "stopped" by the person, or "error" with the reason."""
         self._message = replace(self._now(), state=state, usage=usage, timing=timing, error=error)
         self._store.save(self._message)
         return self._message

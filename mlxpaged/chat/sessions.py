@@ -14,10 +14,11 @@ import msgspec
 from ..engine.events import Timing, Usage
 from ..errors import ConfigError
 
-State = Literal["streaming", "done", "stopped", "error", "interrupted"]
-"""streaming: some process is making this reply now. interrupted: that process ended before the reply did."""
+State = Literal["streaming", "done", "cut", "stopped", "error", "interrupted"]
+"""streaming: some process is making this reply now. cut: it came to the limit of its tokens. interrupted: that process
+ended before the reply did."""
 
-CONTINUABLE = frozenset({"interrupted", "stopped", "error"})
+CONTINUABLE = frozenset({"interrupted", "stopped", "cut", "error"})
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _TITLE_LEN = 60
 

@@ -24,6 +24,7 @@ _CUT_SHORT = {
     "streaming": "interrupted",
     "interrupted": "interrupted",
     "stopped": "stopped",
+    "cut": "cut at its longest",
     "error": "broken off",
 }
 

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 
 _NEARLY_FULL = 0.85
 _REFRESH_S = 0.05
-_STATES: dict[FinishReason, State] = {FinishReason.CANCELLED: "stopped", FinishReason.ERROR: "error"}
-_ENDINGS = {FinishReason.CANCELLED: " · stopped", FinishReason.LENGTH: " · cut at its longest"}
+_STATES: dict[FinishReason, State] = {
+    FinishReason.CANCELLED: "stopped",
+    FinishReason.LENGTH: "cut",
+    FinishReason.ERROR: "error",
+}
+_ENDINGS = {FinishReason.CANCELLED: " · stopped", FinishReason.LENGTH: " · cut at its longest; /continue goes on"}
 
 
 class ChatLoop:

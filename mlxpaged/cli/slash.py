@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HELP = """\
 /new, /clear            begin another conversation; this one stays saved
 /sessions, /load NAME   list the saved conversations, go on with one (by title or id)
-/continue               go on with a reply that was stopped, interrupted or broke off
+/continue               go on with a reply that was stopped, cut, interrupted or broke off
 /retry, /undo, /edit    answer the last question anew, take it back, change it and send it again
 /fork, /rename TITLE    go on in a copy of this conversation, give it a title
 /export [md|json] [FILE]  write this conversation to a file

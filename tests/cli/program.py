@@ -56,6 +56,10 @@ def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
             return says(" there was a fox")
         case "stall":
             return [*says("Once upon ", "a time")[:-1], STALL]
+        case "long" if prompt.endswith("It was a dark"):
+            return says(" and stormy night")
+        case "long":
+            return says("It was ", "a dark", finish=FinishReason.LENGTH)
         case "silence":
             return [STALL]
         case "queue":

@@ -121,6 +121,18 @@ def test_stop_continue_retry_edit_and_undo_at_the_prompt(terminal: Open) -> None
     assert "PROMPT [user/show] [assistant/" in " ".join(chat.text().split())
 
 
+def test_a_reply_that_came_to_its_limit_goes_on_also_in_the_next_chat(
+    terminal: Open, store: Callable[[], Store]
+) -> None:
+    chat = terminal("chat", "scripted")
+    assert "· cut at its longest; /continue goes on" in talk(chat, "long").replace("\n", " ")
+    leave(chat)
+    again = terminal("chat", "-c")
+    again.until("This reply was cut at its longest; /continue goes on with it.")
+    talk(again, "/continue")
+    assert [(one.content, one.state) for one in _replies(store())] == [("It was a dark and stormy night", "done")]
+
+
 def test_500_pasted_lines_are_one_message(terminal: Open, store: Callable[[], Store]) -> None:
     chat = terminal("chat", "scripted", "--ctx", "100000")
     chat.until(READY)

@@ -89,9 +89,10 @@ def test_retry_undo_and_edit() -> None:
         said(conversation, "/undo")
 
 
-def test_continue_goes_on_with_a_cut_reply_and_asks_for_a_missing_one() -> None:
+@pytest.mark.parametrize("state", ["stopped", "cut", "error"])
+def test_continue_goes_on_with_a_cut_reply_and_asks_for_a_missing_one(state: State) -> None:
     conversation = talk("one")
-    answered(conversation, "un", "stopped")
+    answered(conversation, "un", state)
     assert done(conversation, "/continue") == Outcome(resume=True)
     messages = conversation.messages(resume=True)
     assert (messages.continue_final_message, messages.add_generation_prompt) == (True, False)
