@@ -25,7 +25,7 @@ from .keymap import NO_KEY, Keys
 from .keys import FIRST_SESSIONS, bound
 from .looks import Interest, Looks
 from .messages import Choose, CopyText, Edit, Fork, GoOn, Retry, Send, Tell, Uncovered
-from .panes import SIDEBAR_FROM, Panes
+from .panes import ROOM_FROM, SIDEBAR_FROM, Panes
 from .prompt import Prompt
 from .sidebar import Sidebar
 from .stage import Stage
@@ -293,6 +293,8 @@ class ChatScreen(Deeds, Screen[None]):
         """Shows or hides a pane ("sidebar" or "details") from now on, whatever the size."""
         self._panes.toggle(pane)
         self._arrange()
+        if self._panes.lacks_room(pane, self.app.size):
+            self.tell(f"That needs {ROOM_FROM[pane]} columns; this window has {self.app.size.width}.")
 
     def _arrange(self) -> None:
         self.set_class(self._panes.arrange(self.app.size), "-bare")

@@ -26,6 +26,8 @@ def test_panes_go_by_size_until_a_person_wants_otherwise() -> None:
     ]
     panes.toggle("sidebar")
     assert shown(TINY) == (True, False, True)
+    assert shown(Size(55, 20)) == (False, False, True) and panes.lacks_room("sidebar", Size(55, 20))
+    assert shown(Size(56, 20)) == (True, False, True)
     assert shown(NARROW) == (True, False, False)
     panes.toggle("sidebar")
     assert shown(WIDE) == (False, True, False)
