@@ -38,6 +38,7 @@ class Answers:
         self._clock = clock
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._replies: dict[str, Reply] = {}
+        self._when_stopped: State = "stopped"
 
     async def begin(self, talk: Talk) -> None:
         """Begins the reply to the last turn."""
@@ -67,8 +68,9 @@ class Answers:
             self.stop(session_id)
             await asyncio.wait([task])
 
-    async def close(self) -> None:
-        """Stops every reply."""
+    async def close(self, state: State) -> None:
+        """Ends every reply, which is kept as `state`."""
+        self._when_stopped = state
         for session_id in list(self._tasks):
             self.stop(session_id)
         if self._tasks:
@@ -143,7 +145,7 @@ class Answers:
         if last.finish is FinishReason.ERROR:
             state, turn.error = "error", last.error or "the reply broke off"
         elif last.finish is FinishReason.CANCELLED:
-            state = "stopped"
+            state = self._when_stopped
         await asyncio.to_thread(draft.feed, turn.text[len(draft.text) :])
         turn.state, turn.usage, turn.timing = state, last.usage, last.timing
         turn.finish = str(last.finish) if last.finish else None

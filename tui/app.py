@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 from textual.app import App
@@ -67,6 +67,7 @@ class TuiApp(App[None]):
         """A file that took what could not be saved; known once the app has ended."""
         self._first = store.find(session).id if session else None
         self._chat: ChatScreen | None = None
+        self._closed = False
         self._system, self._params = system, params
         for one in THEMES:
             self.register_theme(one)
@@ -100,8 +101,27 @@ class TuiApp(App[None]):
         """Stops what runs, saves, leaves."""
         if self._chat:
             self._chat.write_down()
+        self._closed = True
         self.rescued = await self.tracker.close()
         self.exit()
+
+    async def run_async(self, **how: Any) -> None:
+        """Textual's; what runs when the app ends in another way, by a bug or with its terminal, was interrupted."""
+        try:
+            await super().run_async(**how)
+        finally:
+            self._chat = None
+            if not self._closed:
+                self.rescued = await self.tracker.close("interrupted")
+
+    @property
+    def broken(self) -> Exception | None:
+        """The bug that ended the app, for whoever runs it to tell."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        """Textual's would print a hundred kilobytes: the traceback with every local."""
+        self._close_messages_no_wait()
 
     def notify(
         self,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..chat.backend import ModelCard
-from ..chat.sessions import CONTINUABLE
+from ..chat.sessions import CONTINUABLE, State
 from ..chat.store import Store
 from .answers import Answers, sampling_of
 from .changes import Change, Changed
@@ -228,9 +228,9 @@ class Tracker:
         """Stops the reply; what came of it stays."""
         self._answers.stop(session_id)
 
-    async def close(self) -> str | None:
-        """Stops every reply and saves. The file unsaved sessions were rescued to, if any."""
-        await self._answers.close()
+    async def close(self, state: State = "stopped") -> str | None:
+        """Ends every reply, which is kept as `state`, and saves. The file unsaved sessions were rescued to, if any."""
+        await self._answers.close(state)
         await self._drafts.close()
         await self.connections.close()
         rescued = await asyncio.to_thread(self._store.close)

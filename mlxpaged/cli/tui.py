@@ -95,6 +95,8 @@ def tui(
         app.run()
     if app.rescued:
         complain(f"{store.problem}; what could not be saved is in {app.rescued}")
+    if app.broken:
+        raise app.broken
     return app.return_code or 0
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from mlxpaged.chat.servers import ServerRecord
 from mlxpaged.chat.store import Store
+from mlxpaged.cli import tui as cli_tui
+from mlxpaged.tui.app import TuiApp
 from tests.cli.conftest import Program, Terminal
 
 Open = Callable[..., Terminal]
@@ -123,6 +128,19 @@ def test_wrong_use_is_said_before_the_screen_is_taken(program: Program, terminal
     tui = terminal("tui", "scripted", "--session", "nope", size=SIZE)
     tui.until("there is no session 'nope'")
     assert tui.ended() == 1 and b"\x1b[?1049h" not in tui.raw
+
+
+def test_a_bug_is_one_line_that_names_its_log(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(app: TuiApp) -> None:
+        app._exception = ValueError("a bug")
+
+    monkeypatch.setattr(TuiApp, "run", breaks)
+    monkeypatch.setattr(cli_tui, "end_with_terminal", lambda leave: None)
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(cli_tui, "sys", SimpleNamespace(stdin=terminal, stdout=terminal, platform="linux"))
+    ended = program("tui", "scripted")
+    assert ended.code == 1 and ended.err.count("\n") == 1
+    assert ended.err.startswith("mlxpaged: unexpected ValueError: a bug; the traceback is in ")
 
 
 def test_keys_of_config_toml_hold_and_wrong_ones_are_told(
