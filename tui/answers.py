@@ -146,9 +146,10 @@ class Answers:
             state, turn.error = "error", last.error or "the reply broke off"
         elif last.finish is FinishReason.CANCELLED:
             state = self._when_stopped
+        elif last.finish is FinishReason.LENGTH:
+            state = "cut"
         await asyncio.to_thread(draft.feed, turn.text[len(draft.text) :])
         turn.state, turn.usage, turn.timing = state, last.usage, last.timing
-        turn.finish = str(last.finish) if last.finish else None
         await asyncio.to_thread(draft.finish, state, last.usage, last.timing, turn.error)
         talk.updated = time.time()
         talk.progress = None

@@ -46,8 +46,10 @@ def figures_of(turn: Turn, keys: Keys) -> Content | None:
         parts.append(Content.assemble(("‖ interrupted", "$warning"), (on, "$foreground-muted")))
     elif turn.state == "stopped":
         parts.append(Content.styled("■ stopped", "$warning"))
-    elif turn.finish == "length":
-        parts.append(Content.styled("■ length limit reached", "$warning"))
+    elif turn.state == "cut":
+        parts.append(
+            Content.assemble(("■ cut at its longest", "$warning"), (" · /continue goes on", "$foreground-muted"))
+        )
     if turn.timing and turn.usage:
         usage, timing = turn.usage, turn.timing
         words = [f"ttft {timing.ttft_s:.2f} s"]

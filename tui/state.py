@@ -47,7 +47,7 @@ SYMBOLS: Mapping[Phase, str] = {
 
 @dataclass(slots=True)
 class Turn:
-    """One message as it is shown. `state` is the store's: streaming, done, stopped, interrupted or error."""
+    """One message as it is shown. `state` is the store's: streaming, done, cut, stopped, interrupted or error."""
 
     id: str
     role: str
@@ -56,7 +56,6 @@ class Turn:
     error: str | None = None
     usage: Usage | None = None
     timing: Timing | None = None
-    finish: str | None = None
 
 
 class Rate:

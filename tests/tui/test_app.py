@@ -489,6 +489,25 @@ def test_an_error_in_mid_reply_keeps_the_text_and_says_why() -> None:
     run(test)
 
 
+def test_a_reply_cut_at_its_longest_says_so_and_is_continued() -> None:
+    async def test() -> None:
+        def answer(prompt_ids: Sequence[int], sampling: SamplingParams) -> list[Delta]:
+            cut = not ByteTokenizer().decode(prompt_ids, skip_special=False).endswith("Once upon")
+            return says("Once upon", finish=FinishReason.LENGTH) if cut else says(" a time")
+
+        async with running(ScriptedService(answer, manual=True)) as rig:
+            await rig.send("tell")
+            await finish(rig)
+            assert "■ cut at its longest · /continue goes on" in rig.text()
+            assert rig.store.messages(rig.talk.id)[-1].state == "cut"
+            await rig.send("/continue")
+            await finish(rig)
+            assert "Once upon a time" in rig.text() and "cut at its longest" not in rig.text()
+            assert rig.store.messages(rig.talk.id)[-1].state == "done"
+
+    run(test)
+
+
 def test_a_reply_cut_by_a_crash_is_shown_and_continued(tmp_path: Path) -> None:
     async def test() -> None:
         dead = Store(tmp_path / "s.db")
