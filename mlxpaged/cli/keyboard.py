@@ -23,12 +23,10 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from .. import paths
 from .slash import NAMES
+from .typeahead import FINISHED, PASTE_S, TypeAhead
 
 _QUOTES = '"""'
 _KEEP = {"\n", "\t"}
-_PASTE_S = 0.05
-"""Nobody types the next line's end this soon after a line break that came with more keys."""
-
 _NO_KEYS = {Keys.CPRResponse, "?"}
 """What the line editor queues without a key press: the terminal's own answers and its mark for "flush"."""
 
@@ -51,6 +49,10 @@ class Keyboard(Protocol):
 
     def above(self, say: Callable[[], None]) -> None:
         """Runs `say`, which prints, above a prompt that is waiting; does nothing when none is."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of what is read from."""
         ...
 
 
@@ -93,10 +95,13 @@ class PipeKeyboard:
     def above(self, say: Callable[[], None]) -> None:
         """A pipe has no prompt: what there is to say is said with the next message."""
 
+    def close(self) -> None:
+        """Whoever opened the pipe closes it."""
+
 
 class TerminalKeyboard:
-    """A line editor with history. `status` is asked for the line shown below the prompt; empty: none is shown.
-    `remembers`: what is typed is there in the next chat too."""
+    """A line editor with history; lines finished between two prompts are the next messages. `status` is asked for the
+    line shown below the prompt; empty: none is shown. `remembers`: what is typed is there in the next chat too."""
 
     def __init__(self, status: Callable[[], str], remembers: bool = True) -> None:
         self._status = status
@@ -118,12 +123,16 @@ class TerminalKeyboard:
             output=create_output(sys.stdout if sys.stdout.isatty() else sys.stderr),
         )
         self._session.app.after_render += lambda _: self._shown.set()
+        self._ahead = TypeAhead(self._session.app.input)
 
     async def read(self, prefill: str = "") -> str | None:
+        self._ahead.end()
         try:
             return unwrapped(await self._session.prompt_async(default=prefill))
         except EOFError:
             return None
+        finally:
+            self._ahead.begin()
 
     async def shown(self) -> None:
         await self._shown.wait()
@@ -136,6 +145,9 @@ class TerminalKeyboard:
         if self._session.app.is_running:
             with set_app(self._session.app):
                 run_in_terminal(say)
+
+    def close(self) -> None:
+        self._ahead.close()
 
 
 def _history() -> History:
@@ -159,9 +171,10 @@ def _bindings(clock: Callable[[], float] = time.monotonic) -> KeyBindings:
         with it, or a moment ago came one with more."""
         nonlocal pasting_until
         buffer = event.current_buffer
+        typed_ahead = event.data == FINISHED.data
         more = _more_keys(event)
-        if more or clock() < pasting_until:
-            pasting_until = clock() + _PASTE_S if more else 0.0
+        if not typed_ahead and (more or clock() < pasting_until):
+            pasting_until = clock() + PASTE_S if more else 0.0
             buffer.insert_text("\n")
         elif is_open(buffer.text) and buffer.document.is_cursor_at_the_end:
             if buffer.text.endswith("\\"):

@@ -19,7 +19,7 @@ from .logs import logged_to
 from .page import Page, ReplyView, figures, progress_words
 from .progress import REDRAW_S, LoadProgress
 from .slash import Commands, Leave, Outcome, is_command, unescaped
-from .terminal import copy_to_clipboard, silent_keyboard
+from .terminal import copy_to_clipboard
 
 if TYPE_CHECKING:
     from ..chat.backend import Backend, ModelCard
@@ -85,6 +85,7 @@ class ChatLoop:
         except Leave:
             return
         finally:
+            self._keyboard.close()
             if self._interrupts:
                 self._interrupts.end()
 
@@ -123,7 +124,7 @@ class ChatLoop:
         self._begin_loading(lambda: self._opened.switch(model))
         view = self._page.reply()
         task = asyncio.create_task(self._model(view))
-        with silent_keyboard(), self._stoppable(task.cancel):
+        with self._stoppable(task.cancel):
             await asyncio.wait([task])
         view.finish()
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -201,7 +202,7 @@ class ChatLoop:
         """Answers the last turn, which was `asked` just now or earlier, or goes on with the last reply."""
         exchange = Exchange(self._page.reply(), asked=asked, resumed=resume)
         task = asyncio.create_task(self._hear(exchange))
-        with silent_keyboard(), self._stoppable(lambda: exchange.stop(task)):
+        with self._stoppable(lambda: exchange.stop(task)):
             while not task.done():
                 await asyncio.wait([task], timeout=_REFRESH_S)
                 exchange.view.refresh()

@@ -1,5 +1,5 @@
 """What may touch the terminal directly. Owns the redrawn region at the bottom of the scrollback and the silent keyboard
-while a reply streams. Knows nothing of models or conversations."""
+between prompts. Knows nothing of models or conversations."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def copy_to_clipboard(text: str) -> None:
 
 @contextmanager
 def silent_keyboard() -> Iterator[None]:
-    """Keys pressed inside are not echoed over the reply; they wait for the next prompt. Ctrl-C still interrupts,
-    and bracketed paste stays on. Does nothing where the keyboard is no terminal."""
+    """Keys pressed inside are not echoed over the reply and arrive as they were pressed, Enter as Enter. Ctrl-C still
+    interrupts. Does nothing where the keyboard is no terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -94,18 +94,18 @@ def silent_keyboard() -> Iterator[None]:
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     silent = termios.tcgetattr(keyboard)
-    silent[3] &= ~(termios.ECHO | termios.ICANON)
+    silent[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+    silent[3] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
     silent[3] |= termios.NOFLSH  # Ctrl-C must not swallow what was typed before it
     termios.tcsetattr(keyboard, termios.TCSANOW, silent)
-    _tell_terminal("\x1b[?2004h")
     try:
         yield
     finally:
         termios.tcsetattr(keyboard, termios.TCSANOW, before)
-        _tell_terminal("\x1b[?2004l")
+        tell_terminal("\x1b[?2004l")
 
 
-def _tell_terminal(sequence: str) -> None:
+def tell_terminal(sequence: str) -> None:
     """Writes a control sequence of ours to whichever output is the terminal."""
     for stream in (sys.stdout, sys.stderr):
         if stream.isatty():

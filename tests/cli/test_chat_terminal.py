@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.cli.conftest import Terminal
+from mlxpaged.cli.typeahead import PASTE_S
+from tests.cli.conftest import SCRIPTED, Terminal
 
-ENTER, NEW_LINE, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
+ENTER, NEW_LINE, CTRL_C, CTRL_D, CTRL_L = "\r", "\x1b\r", "\x03", "\x04", "\x0c"
 READY = "/help for commands"
 
 Open = Callable[..., Terminal]
@@ -76,6 +79,64 @@ def test_what_is_typed_while_a_reply_streams_waits_for_the_next_prompt(terminal:
     chat.type(CTRL_C)
     shown = chat.until(">>> typed early")
     assert "timetyped" not in shown
+
+
+def test_control_c_stops_a_reply_under_a_long_paste_which_waits_unsent(terminal: Open) -> None:
+    chat = terminal("chat", "scripted", "--ctx", "30000")
+    chat.until(READY)
+    chat.type("stall" + ENTER)
+    chat.until("Once upon a time")
+    lines = "\r".join(f"{number:04} {'rain ' * 10}" for number in range(200))
+    chat.type(f"\x1b[200~{lines}\x1b[201~")
+    chat.type(CTRL_C)
+    chat.until("· stopped")
+    assert "You said" not in chat.until("... 0199")
+    chat.type(ENTER)
+    assert "0199 rain" in chat.until("ttft", 2).partition("You said: ")[2]
+
+
+def test_lines_finished_while_a_reply_streams_are_sent_after_it_in_order(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    chat.until(READY)
+    chat.type("stall" + ENTER)
+    chat.until("Once upon a time")
+    for keys in ("/think on" + ENTER, "early" + ENTER, "two\\" + ENTER, "lines" + ENTER, "a rest"):
+        chat.type(keys)
+        time.sleep(PASTE_S * 3)  # as long as a hand takes at least
+    chat.type(CTRL_C)
+    shown = chat.until(">>> a rest")
+    places = [shown.index(text) for text in ("· stopped", "Thinking: on", "You said: early", "You said: two")]
+    assert places == sorted(places)
+    assert "You said: two\nlines\n" in shown
+    chat.type(ENTER)
+    chat.until("You said: a rest")
+
+
+def test_a_paste_while_a_reply_streams_sends_nothing_with_brackets_or_without(terminal: Open) -> None:
+    chat = terminal("chat", "scripted")
+    for paste in ("\x1b[200~one\rtwo\r\x1b[201~", "one\rtwo\r"):
+        chat.until(READY)
+        chat.type("stall" + ENTER)
+        chat.until("Once upon a time")
+        chat.type(paste)
+        chat.type(CTRL_C)
+        assert "You said" not in chat.until("... two")
+        chat.type(CTRL_C)  # drops it
+        chat.type("/new" + ENTER)
+        chat.until("A new conversation")
+        chat.type(CTRL_L)
+
+
+def test_the_terminal_is_as_it_was_after_a_chat(terminal: Open) -> None:
+    chat = terminal(command=("/bin/sh", "-c", f"{shlex.join(SCRIPTED)} chat scripted; stty -a"))
+    chat.until(READY)
+    chat.type("hello" + ENTER)
+    chat.until("ttft")
+    chat.until(READY)
+    chat.type(CTRL_D)
+    assert chat.ended() == 0
+    words = chat.text().split()
+    assert {"icrnl", "icanon", "iexten", "echo", "-noflsh"} <= {word.strip(";") for word in words}
 
 
 def test_control_c_on_an_empty_line_hints_and_control_d_leaves(terminal: Open) -> None:
