@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
+from ..chat.sessions import short_id
 from ..chat.values import SETTABLE, with_value
 from ..errors import BadParameter, MlxpagedError
 from .commands import COMMANDS, Command
@@ -175,7 +176,7 @@ class Deeds(Screen[None]):
         if kind not in {"md", "json"}:
             self.tell("write /export md or /export json", severe=True)
             return
-        file = Path(f"mlxpaged-{self.chosen[-8:].lower()}.{kind}")
+        file = Path(f"mlxpaged-{short_id(self.chosen)}.{kind}")
         try:
             file.write_text(self.tracker.export(self.chosen, kind), encoding="utf-8")
         except OSError as error:

@@ -31,6 +31,16 @@ class Drafts:
         self._hurry = asyncio.Event()
         self._pause_s = SAVE_S
 
+    @classmethod
+    def beside(cls, sessions: Path | None) -> Drafts:
+        """The drafts of the sessions in that file; None: of sessions that are not kept."""
+        return cls(sessions and sessions.with_name("drafts"))
+
+    def drop(self, session_id: str) -> None:
+        """Removes the draft of a session that was deleted, at once."""
+        if self._folder:
+            self._write({session_id: ("", False)})
+
     def keep(self, session_id: str, text: str, new: bool = False) -> None:
         """What is written for a session now, "" for nothing; cheap, and called for every key. `new`: the store does not
         know the session, so its draft is all there is of it."""

@@ -41,7 +41,7 @@ class Tracker:
         self._store = store
         self._changed = changed
         self._answers = Answers(store, self.connections, changed, clock)
-        self._drafts = Drafts(store.path and store.path.with_name("drafts"))
+        self._drafts = Drafts.beside(store.path)
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -163,13 +163,11 @@ class Tracker:
         return self._store.problem
 
     async def search(self, text: str) -> list[tuple[str, str, str]]:
-        """(session id, title, the turn's text) of every session with `text` in a turn or its title."""
-        wanted = text.casefold()
+        """(session id, title, the turn's text) of every session with `text` in its title or a turn, those first that
+        have it in the title only."""
         found = await asyncio.to_thread(self._store.search, text)
-        hits = [(session.id, session.title, message.content) for session, message in found]
-        known = {session_id for session_id, _, _ in hits}
-        titled = [talk for talk in self.talks.values() if wanted in talk.name.casefold() and talk.id not in known]
-        return [(talk.id, talk.name, "") for talk in titled] + [hit for hit in hits if hit[0] in self.talks]
+        hits = [(session.id, session.title, hit.content if hit else "") for session, hit in found]
+        return sorted((hit for hit in hits if hit[0] in self.talks), key=lambda hit: bool(hit[2]))
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -255,5 +253,6 @@ class Tracker:
         turns = talk.turns or []
         await asyncio.to_thread(self._store.rewind, talk.id, turns[count - 1].id if count else None)
         talk.turns = turns[:count]
+        talk.title = (await asyncio.to_thread(self._store.session, talk.id)).title
         talk.phase = phase_after(talk)
         self._changed(talk.id, Change.TURNS | Change.PHASE)

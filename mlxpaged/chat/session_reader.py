@@ -5,13 +5,19 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from ..errors import NoSession, UnreadableSession
-from .session_rows import LISTED, message_from, session_from
+from .session_rows import HOLDING, LISTED, message_from, session_from
 from .session_tables import SessionTables
-from .sessions import Message, Session, as_json, as_markdown
+from .sessions import Message, Session, as_json, as_markdown, short_id
+
+_LEAST_ID = 4
+"""Letters of an id that are taken for its start; fewer are a slip too often."""
+
+_MOST_NAMED = 5
 
 
 class SessionReader:
@@ -55,23 +61,24 @@ class SessionReader:
             return session_from(row, self._tables.me)
 
     def find(self, wanted: str) -> Session:
-        """One session by id, start of the id, title, or start of the title. Raises NoSession: none, or several;
-        UnreadableSession."""
-        (every, complete), name = self._listed(), wanted.casefold()
-        for fits in (
-            lambda one: one.id.casefold() == name or one.title.casefold() == name,
-            lambda one: one.id.casefold().startswith(name) or one.title.casefold().startswith(name),
-            lambda one: one.id.casefold().endswith(name),
-        ):
-            found = [one for one in every if fits(one)]
-            if len(found) == 1:
-                return found[0]
-            if found:
-                named = ", ".join(f"{one.id[-8:].lower()} ({one.title})" for one in found[:3])
-                raise NoSession(f"{len(found)} sessions are called {wanted!r}: {named}; give the id of one")
+        """One session by its title, its id, the id as it is shown, or the start of that. Raises NoSession: none, or
+        several; UnreadableSession."""
+        every, complete = self._listed()
+        name = wanted.casefold()
+        found = [one for one in every if one.id.casefold() == name] or [
+            one
+            for one in every
+            if (name and one.title.casefold() == name) or (len(name) >= _LEAST_ID and short_id(one.id).startswith(name))
+        ]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise NoSession(f"{len(found)} sessions are called {wanted!r}: {_named(found)}; give the id of one")
         if not complete:
             raise self._tables.unreadable(wanted)
-        raise NoSession(f"there is no session {wanted!r}; `mlxpaged sessions list` shows them")
+        near = [one for one in every if name and one.title.casefold().startswith(name)]
+        hint = f"is it {_named(near)}?" if near else "`mlxpaged sessions list` shows them"
+        raise NoSession(f"there is no session {wanted!r}; {hint}")
 
     def latest(self) -> Session | None:
         """The session used last that no other process has open."""
@@ -103,14 +110,18 @@ class SessionReader:
                 at = path[-1].parent
             return [self._as_found(one, session.busy or mine) for one in reversed(path)]
 
-    def search(self, text: str) -> list[tuple[Session, Message]]:
-        """The last turn with `text` in it, of every session that has one; case does not matter."""
+    def search(self, text: str) -> list[tuple[Session, Message | None]]:
+        """Every session with `text` in its title or its turns, and the last turn that has it, if one has; case does not
+        matter. Turns that were left behind do not count."""
         with self._lock:
-            query = "SELECT * FROM message WHERE holds(content, ?) ORDER BY id"
-            wanted = (text.casefold(),)
-            hits = {row["session"]: message_from(row) for row in self._tables.read(query, wanted) or ()}
-            hits |= {row["session"]: message_from(row) for row in self._tables.open.execute(query, wanted)}
-            return [(one, hits[one.id]) for one in self.sessions() if one.id in hits]
+            wanted, mine = text.casefold(), set(self._tables.mine())
+            saved = self._tables.read(HOLDING, (wanted,)) or ()
+            rows = [row for row in saved if row["session"] not in mine]
+            rows += self._tables.open.execute(HOLDING, (wanted,)).fetchall()
+            hits = {row["session"]: message_from(row) for row in rows}
+            return [
+                (one, hits.get(one.id)) for one in self.sessions() if one.id in hits or wanted in one.title.casefold()
+            ]
 
     def export(self, session_id: str, kind: str = "md") -> str:
         """The session as markdown ("md") or as one JSON object ("json"). Raises NoSession, UnreadableSession."""
@@ -122,3 +133,12 @@ class SessionReader:
 
     def _as_found(self, message: Message, live: bool) -> Message:
         return message if live or message.state != "streaming" else replace(message, state="interrupted")
+
+
+def _named(found: Sequence[Session]) -> str:
+    """Sessions to choose from, by ids that differ."""
+    shown = {short_id(one.id) for one in found}
+    ids = [short_id(one.id) if len(shown) == len(found) else one.id for one in found]
+    named = [f"{an_id} ({one.title})" for an_id, one in zip(ids, found, strict=True)]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return ", ".join(named[:_MOST_NAMED]) + more

@@ -26,6 +26,15 @@ LISTED = """
 """
 """Sessions; their messages are counted from the head to the start, so without those that were left behind."""
 
+HOLDING = """
+    WITH RECURSIVE turn(id, parent) AS (
+        SELECT m.id, m.parent FROM session s JOIN message m ON m.id = s.head
+        UNION SELECT m.id, m.parent FROM message m JOIN turn ON m.id = turn.parent
+    )
+    SELECT * FROM message WHERE id IN (SELECT id FROM turn) AND holds(content, ?) ORDER BY id
+"""
+"""Turns that hold a text, the newest last, without those that were left behind."""
+
 SESSION = ("id", "title", "model", "system", "params", "created", "updated", "parent", "head", "owner")
 MESSAGE = (
     *("id", "session", "parent", "role", "content", "reasoning", "state", "model", "usage", "timing", "error"),

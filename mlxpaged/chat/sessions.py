@@ -66,6 +66,11 @@ def new_id() -> str:
     return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(125, -1, -5))
 
 
+def short_id(session_id: str) -> str:
+    """The id as people see it: its last letters, for the first ones are the time and nearly alike."""
+    return session_id[-8:].lower()
+
+
 def title_of(text: str) -> str:
     """A title from a first message: its first line, shortened at a word."""
     line = " ".join(text.split("\n", 1)[0].split())

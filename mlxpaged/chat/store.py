@@ -216,8 +216,15 @@ class Store(SessionReader):
             return ReplyDraft(self, message)
 
     def rewind(self, session_id: str, message_id: str | None) -> None:
-        """Make `message_id` (None: nothing) the last turn, for undo, retry and edit. Later turns stay on disk."""
-        self._set(session_id, "head", message_id)
+        """Make `message_id` (None: nothing) the last turn, for undo, retry and edit. Later turns stay on disk; a title
+        that the first of them gave goes with it."""
+        with self._lock:
+            session = self.session(session_id)
+            if message_id is None and session.title:
+                first = next(iter(self.messages(session_id)), None)
+                if first and session.title == title_of(first.content):
+                    self._set(session_id, "title", "")
+            self._set(session_id, "head", message_id)
 
     def save(self, message: Message) -> None:
         """Write a turn as it now is."""

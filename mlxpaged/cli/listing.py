@@ -25,10 +25,12 @@ def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def session_lines(sessions: Sequence[Session]) -> list[str]:
     """Saved conversations, one per line; the short id is its last letters, the ones that differ."""
+    from ..chat.sessions import short_id
+
     rows = []
     for one in sessions:
         state = "open elsewhere" if one.busy else "interrupted" if one.interrupted else ""
-        rows.append((one.id[-8:].lower(), age(one.updated), str(one.num_messages), one.title or "-", state))
+        rows.append((short_id(one.id), age(one.updated), str(one.num_messages), one.title or "-", state))
     return columns(("ID", "USED", "TURNS", "TITLE", ""), rows)
 
 

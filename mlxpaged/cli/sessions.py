@@ -29,7 +29,9 @@ sessions = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, for scripts.")]
-Name = Annotated[str, typer.Argument(metavar="SESSION", help="Its title, the start of it, or its id.")]
+Name = Annotated[
+    str, typer.Argument(metavar="SESSION", help="Its title, its id, or 4 letters of the id as it is listed.")
+]
 _EXCERPT = 70
 
 
@@ -53,15 +55,27 @@ def show(name: Name, as_json: AsJson = False) -> None:
 
 
 @sessions.command("search")
-def search(text: Annotated[str, typer.Argument(help="What was said, in any case.")], as_json: AsJson = False) -> None:
-    """Find conversations by what was said in them."""
+def search(
+    text: Annotated[str, typer.Argument(help="What was said, or a part of the title, in any case.")],
+    as_json: AsJson = False,
+) -> None:
+    """Find conversations by their title or by what is said in them; turns that an undo, a retry or an edit left behind
+    are not searched."""
+    from ..chat.sessions import short_id
+
     with _store() as store:
         found = store.search(text)
     if as_json:
-        hits = [{**_summary(one), "message": hit.id, "role": hit.role, "content": hit.content} for one, hit in found]
+        hits = [
+            {**_summary(one), **({"message": hit.id, "role": hit.role, "content": hit.content} if hit else {})}
+            for one, hit in found
+        ]
         print(json.dumps(hits, ensure_ascii=False))
         return
-    rows = [(one.id[-8:].lower(), age(one.updated), one.title, _excerpt(hit, text)) for one, hit in found]
+    rows = [
+        (short_id(one.id), age(one.updated), one.title, _excerpt(hit, text) if hit else "(in its title)")
+        for one, hit in found
+    ]
     for line in columns(("ID", "USED", "TITLE", "SAID"), rows) or [f"Nothing with {text!r}."]:
         print(line)
 
@@ -107,6 +121,8 @@ def take_in(
         raise ConfigError(f"{file} is not JSON; give what `mlxpaged sessions export --format json` wrote") from None
     try:
         read = [from_json(one) for one in (found if isinstance(found, list) else [found])]
+        if not read:
+            raise MlxpagedError(f"{file} holds no conversation")
         with _store(makes=True) as store:
             taken = store.take_in(read)
     except ConfigError as error:
@@ -146,23 +162,34 @@ def rescue_damaged(
 @sessions.command("rename")
 def rename(name: Name, title: Annotated[str, typer.Argument(help="The new title.")]) -> None:
     """Give a conversation a title."""
+    from ..chat.sessions import short_id
+
+    if not (title := " ".join(title.split())):
+        raise ConfigError("a conversation needs a title to be found by; give it one that is not empty")
     with _store() as store:
-        store.rename(store.find(name).id, title)
+        found = store.find(name)
+        store.rename(found.id, title)
+    complain(f"renamed {found.title!r} ({short_id(found.id)}) to {title!r}")
 
 
 @sessions.command("rm")
 def remove(
-    names: Annotated[list[str], typer.Argument(metavar="SESSION...", help="Titles or ids.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="SESSION...", help="Titles, ids, or 4 letters of an id as it is listed.")
+    ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete conversations for good."""
+    """Delete conversations for good, with what is half written for them."""
+    from ..tui.drafts import Drafts
+
     with _store() as store:
-        found = [store.find(name) for name in names]
+        found = list({one.id: one for one in map(store.find, names)}.values())
         if not yes and sys.stdin.isatty():
-            titles = ", ".join(one.title or one.id for one in found)
-            typer.confirm(f"Delete {titles} for good?", abort=True, err=True)
+            typer.confirm(f"Delete {', '.join(map(_described, found))} for good?", abort=True, err=True)
         for one in found:
             store.remove(one.id)
+            Drafts.beside(store.path).drop(one.id)
+            complain(f"deleted {_described(one)}")
 
 
 @sessions.command("path")
@@ -195,6 +222,12 @@ def _summary(one: Session) -> dict[str, Any]:
     about = asdict(one)
     del about["head"]
     return about
+
+
+def _described(one: Session) -> str:
+    from ..chat.sessions import short_id
+
+    return f"{one.title!r} ({short_id(one.id)}), {_counted(0, one.num_messages) or 'no messages'}"
 
 
 def _counted(num_sessions: int, num_messages: int) -> str:

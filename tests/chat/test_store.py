@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mlxpaged.chat.session_file import MIGRATIONS, memory
+from mlxpaged.chat.sessions import short_id
 from mlxpaged.chat.store import Store
 from mlxpaged.engine.events import Timing, Usage
 from mlxpaged.errors import NoSession, SessionBusy
@@ -200,23 +201,61 @@ def test_a_fork_is_a_session_of_its_own(store: Store) -> None:
     assert [text for _, text, _ in said(store, session.id)] == ["one", "first", "two", "second"]
 
 
-def test_a_session_is_found_by_id_by_its_end_and_by_title(store: Store) -> None:
+def test_a_session_is_found_by_title_by_id_and_by_the_id_as_it_is_shown(store: Store) -> None:
     first, second = store.create(title="Foxes"), store.create(title="Fobias")
     for one in (first, second):
         store.ask(one.id, "x")
-    assert store.find("foxes").id == store.find(first.id).id == store.find(first.id[-8:].lower()).id == first.id
-    with pytest.raises(NoSession, match="2 sessions are called 'fo'"):
-        store.find("fo")
-    with pytest.raises(NoSession, match="there is no session 'cats'"):
-        store.find("cats")
+    shown = short_id(first.id)
+    assert {store.find(name).id for name in ("foxes", first.id, first.id.lower(), shown, shown[:4])} == {first.id}
+    for name in ("cats", "", shown[:3], shown[-4:], first.id[:6], first.id[:-1]):
+        with pytest.raises(NoSession, match=f"there is no session '{name}'; `mlxpaged sessions list`"):
+            store.find(name)
+    with pytest.raises(NoSession, match=f"there is no session 'fox'; is it {shown} \\(Foxes\\)"):
+        store.find("fox")
+
+
+def test_a_name_of_several_sessions_is_refused_with_ids_that_differ(store: Store) -> None:
+    first, second = store.create(title="Foxes"), store.create()
+    for one in (first, second):
+        store.ask(one.id, "x")
+    store.rename(second.id, "foxes")
+    ids = [f"{short_id(second.id)} \\(foxes\\)", f"{short_id(first.id)} \\(Foxes\\)"]
+    with pytest.raises(NoSession, match=f"2 sessions are called 'FOXES': {', '.join(ids)}; give the id of one"):
+        store.find("FOXES")
+    store.rename(second.id, short_id(first.id)[:4])  # a title like the start of another's id
+    with pytest.raises(NoSession, match="2 sessions are called"):
+        store.find(short_id(first.id)[:4])
 
 
 def test_search_knows_no_case_and_no_wildcards(store: Store) -> None:
     first, second = store.create(), store.create()
     exchange(store, first.id, "What costs 100%?", "Äpfel")
     exchange(store, second.id, "What costs 1000?", "Pears")
-    assert [(one.title, hit.content) for one, hit in store.search("100%")] == [("What costs 100%?",) * 2]
+    assert [(one.title, hit and hit.content) for one, hit in store.search("100%")] == [("What costs 100%?",) * 2]
     assert [one.id for one, _ in store.search("äPFEL")] == [first.id]
+
+
+def test_search_knows_titles_and_leaves_out_turns_that_were_left_behind(store: Store, path: Path) -> None:
+    session = store.create()
+    exchange(store, session.id, "a wombat?", "Yes.")
+    store.rename(session.id, "The 🐉")
+    store.rewind(session.id, None)
+    store.ask(session.id, "an emu?")
+    for reader in (store, Store(path)):
+        assert [(one.id, hit) for one, hit in reader.search("🐉")] == [(session.id, None)]
+        assert reader.search("wombat") == []
+        assert [hit and hit.content for _, hit in reader.search("EMU")] == ["an emu?"]
+
+
+def test_a_title_goes_with_the_first_message_that_gave_it(store: Store) -> None:
+    session, named = store.create(), store.create()
+    for one in (session, named):
+        exchange(store, one.id, "one", "first")
+    store.rename(named.id, "Mine")
+    for one in (session, named):
+        store.rewind(one.id, None)
+        store.ask(one.id, "another")
+    assert (store.session(session.id).title, store.session(named.id).title) == ("another", "Mine")
 
 
 def test_export_is_markdown_to_read_or_json_with_everything(store: Store) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from mlxpaged.chat.sessions import short_id
 from mlxpaged.chat.store import Store
-from tests.cli.conftest import Program
+from tests.cli.conftest import Program, Terminal
+
+FOXES, KANJI = "foxes 🦊 in \x1b[31mred", "漢字 and kana"
 
 
 @pytest.fixture
@@ -45,17 +48,17 @@ def test_nothing_saved_yet_is_said_and_makes_no_file(program: Program, environme
 
 
 def test_show_search_and_export(program: Program, store: Store, tmp_path: Path) -> None:
-    assert "## Assistant\n\nTwo scripts." in program("sessions", "show", "漢字").out
-    assert json.loads(program("sessions", "show", "漢字", "--json").out)["messages"][1]["content"] == "Two scripts."
+    assert "## Assistant\n\nTwo scripts." in program("sessions", "show", KANJI).out
+    assert json.loads(program("sessions", "show", KANJI, "--json").out)["messages"][1]["content"] == "Two scripts."
     assert "They are quick." in program("sessions", "search", "QUICK").out
     assert [hit["content"] for hit in json.loads(program("sessions", "search", "scripts", "--json").out)] == [
         "Two scripts."
     ]
     assert program("sessions", "search", "nowhere").out == "Nothing with 'nowhere'.\n"
     target = tmp_path / "out.json"
-    assert program("sessions", "export", "foxes", "--format", "json", "-o", str(target)).code == 0
+    assert program("sessions", "export", FOXES, "--format", "json", "-o", str(target)).code == 0
     assert json.loads(target.read_text())["messages"][1]["content"] == "They are quick."
-    again = program("sessions", "export", "foxes", "-o", str(target))
+    again = program("sessions", "export", FOXES, "-o", str(target))
     assert (again.code, again.err) == (2, f"mlxpaged: {target} exists already; give --output another name\n")
     assert len(json.loads(program("sessions", "export", "--all").out)) == 2
 
@@ -74,7 +77,7 @@ def test_what_was_written_out_comes_back_as_it_was(program: Program, store: Stor
 def test_a_conversation_that_went_on_elsewhere_is_taken_in_beside_the_one_here(
     program: Program, store: Store, tmp_path: Path
 ) -> None:
-    whole = json.loads(program("sessions", "export", "foxes", "--format", "json").out)
+    whole = json.loads(program("sessions", "export", FOXES, "--format", "json").out)
     whole["messages"][1]["content"] = "They are quick and red."
     (tmp_path / "longer.json").write_text(json.dumps([whole]))
     assert program("sessions", "import", "longer.json").code == 0
@@ -85,7 +88,7 @@ def test_a_conversation_that_went_on_elsewhere_is_taken_in_beside_the_one_here(
 
 def test_of_a_file_only_what_is_not_here_yet_is_taken_in(program: Program, store: Store, tmp_path: Path) -> None:
     assert program("sessions", "export", "--all", "-o", "all.json").code == 0
-    assert program("sessions", "rm", "foxes").code == 0
+    assert program("sessions", "rm", FOXES).code == 0
     assert program("sessions", "import", "all.json").err == (
         "mlxpaged: 1 conversation taken in from all.json; 1 was here already\n"
     )
@@ -112,15 +115,69 @@ def test_another_file_is_not_taken_in(program: Program, tmp_path: Path, content:
     )
 
 
-def test_rename_and_remove(program: Program, store: Store) -> None:
-    assert program("sessions", "rename", "foxes", "Animals").code == 0
-    assert program("sessions", "rm", "漢字").code == 0
+def test_rename_and_remove_tell_what_they_did(program: Program, store: Store) -> None:
+    kanji, foxes = (short_id(one.id) for one in store.sessions())
+    renamed = program("sessions", "rename", foxes, " Animals ")
+    assert (renamed.code, renamed.err) == (0, f"mlxpaged: renamed 'Foxes 🦊 in \\x1b[31mred' ({foxes}) to 'Animals'\n")
+    removed = program("sessions", "rm", kanji, KANJI)
+    assert (removed.code, removed.err) == (0, f"mlxpaged: deleted '漢字 and kana' ({kanji}), 2 messages\n")
     assert [one["title"] for one in json.loads(program("sessions", "list", "--json").out)] == ["Animals"]
-    missing = program("sessions", "rm", "漢字")
+    missing = program("sessions", "rm", KANJI)
     assert (missing.code, missing.err) == (
         1,
-        "mlxpaged: there is no session '漢字'; `mlxpaged sessions list` shows them\n",
+        f"mlxpaged: there is no session {KANJI!r}; `mlxpaged sessions list` shows them\n",
     )
+    unnamed = program("sessions", "rename", "animals", " ")
+    assert unnamed.code == 2 and "a conversation needs a title" in unnamed.err
+
+
+def test_what_is_listed_names_a_session_and_a_letter_of_it_none(program: Program, store: Store) -> None:
+    kanji, foxes = store.sessions()
+    assert short_id(kanji.id) in program("sessions", "list").out
+    for unclear in (short_id(kanji.id)[0], kanji.id[:4], "漢", short_id(kanji.id)[-4:]):
+        assert program("sessions", "rm", unclear).code == 1
+    assert len(store.sessions()) == 2
+    assert f"is it {short_id(kanji.id)} (漢字 and kana)?" in program("sessions", "rm", "漢").err
+    assert program("sessions", "rm", short_id(kanji.id)[:4]).code == 0
+    assert [one.id for one in store.sessions()] == [foxes.id]
+
+
+def test_in_a_terminal_removing_is_asked_about(terminal: Callable[..., Terminal], store: Store) -> None:
+    asked = terminal("sessions", "rm", KANJI)
+    asked.until("2 messages for good? [y/N]")
+    asked.type("n\r")
+    assert asked.ended() != 0 and len(store.sessions()) == 2
+    asked = terminal("sessions", "rm", KANJI)
+    asked.until("[y/N]")
+    asked.type("y\r")
+    asked.until("deleted '漢字 and kana'")
+    assert asked.ended() == 0
+    assert terminal("sessions", "rm", "-y", FOXES).ended() == 0
+    assert store.sessions() == []
+
+
+def test_what_is_half_written_goes_with_its_session(program: Program, store: Store) -> None:
+    assert store.path
+    drafts = [store.path.with_name("drafts") / f"{one.id}.json" for one in store.sessions()]
+    drafts[0].parent.mkdir()
+    for draft in drafts:
+        draft.write_text('{"text": "half a thought", "owner": null}')
+    assert program("sessions", "rm", KANJI).code == 0
+    assert [draft.exists() for draft in drafts] == [False, True]
+
+
+def test_search_finds_titles(program: Program, store: Store) -> None:
+    (kanji, _) = store.sessions()
+    store.rename(kanji.id, "The 🐉")
+    assert "The 🐉  (in its title)" in program("sessions", "search", "🐉").out
+    (hit,) = json.loads(program("sessions", "search", "🐉", "--json").out)
+    assert hit["id"] == kanji.id and "message" not in hit
+
+
+def test_a_file_without_a_conversation_is_told(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "none.json").write_text("[]")
+    ended = program("sessions", "import", "none.json")
+    assert (ended.code, ended.err) == (1, "mlxpaged: none.json holds no conversation\n")
 
 
 def test_a_session_in_use_is_not_removed(program: Program, store: Store) -> None:

@@ -309,6 +309,21 @@ def test_commands_are_hinted_completed_and_run() -> None:
     run(test)
 
 
+def test_a_session_whose_first_message_was_taken_back_is_named_by_the_next() -> None:
+    async def test() -> None:
+        async with running(ScriptedService(echo, manual=True)) as rig:
+            await rig.send("walruses")
+            await finish(rig)
+            rig.chat.do_undo("")
+            await rig.until(lambda: rig.talk.name == "New session")
+            assert rig.chat.prompt.text == "walruses"
+            rig.chat.prompt.put("")
+            await rig.send("seals")
+            assert rig.talk.name == "seals"
+
+    run(test)
+
+
 def test_search_finds_a_session_by_what_was_said() -> None:
     async def test() -> None:
         async with running(ScriptedService(echo, manual=True)) as rig:
