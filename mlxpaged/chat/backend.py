@@ -21,7 +21,7 @@ from ..sched.requests import Grammar, SamplingParams
 from .messages import Messages
 from .plan import ChatPlan, ReplyRules
 from .prompts import Prompt, Prompts, context_len, fitted
-from .residency import Residency
+from .residency import Residency, Waiting
 
 if TYPE_CHECKING:
     from ..engine.service import EngineService
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as a face lists it. `state` is "ready", "loading" or "unloaded" (on disk; naming it in a request or
-    `load` makes it ready); `defaults` are the model's own sampling defaults; `context_len`, the most tokens one
-    request may hold, is None while unknown, and so are `quantisation` and `family` (see ModelInfo)."""
+    """A model as a face lists it. `state` is "ready", "loading", "waiting" (its load begins once running replies of
+    another have ended) or "unloaded" (on disk; naming it in a request or `load` makes it ready); `defaults` are the
+    model's own sampling defaults; `context_len`, the most tokens one request may hold, is None while unknown, and so
+    are `quantisation` and `family` (see ModelInfo)."""
 
     name: str
     state: str = "ready"
@@ -154,6 +155,7 @@ class LocalBackend:
         reply = Reply(len(prompt_ids), lambda: handle.cancel())
         sampling = replace(sampling, continues_text=sampling.continues_text or isinstance(prompt, str))
         handle = self._service.submit(prompt_ids, sampling, lambda delta: inbox.post(reply, delta), grammar)
+        self._residency.reply_began()  # its deltas are delivered by this loop, so its end has not come yet
         return reply
 
     async def plan(self, conversation: Messages, rules: ReplyRules, sampling: SamplingParams) -> ChatPlan:
@@ -204,14 +206,20 @@ class LocalBackend:
 
     @property
     def switching(self) -> bool:
-        """Whether a model is being replaced, so that a request has to wait whatever it names."""
+        """Whether a request that comes now has to wait whatever it names: a model is being replaced, or is to be and
+        has waited for long enough."""
         return self._residency.switching
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The switch to another model that waits for running replies."""
+        return self._residency.waiting
 
     @asynccontextmanager
     async def resident(self, name: str) -> AsyncIterator[None]:
         """Inside, the model called `name` (see `find`) is in memory and stays. It is loaded first where it is not:
-        running replies finish before, and nothing is downloaded. Raises Overloaded while the first load lasts, and
-        what loading raises."""
+        running replies finish before (see residency), and nothing is downloaded. Raises Overloaded while the first
+        load lasts, and what loading raises."""
         async with self._residency.of(self._own_name(name)):
             yield
 
@@ -248,8 +256,10 @@ class LocalBackend:
         return [*cards, *(replace(own, name=alias) for alias in self._aliases if own and "*" not in alias)]
 
     def _absent(self, name: str) -> ModelCard:
-        loading = self._service.loading
-        return ModelCard(name, state="loading" if loading and loading.model == name else "unloaded")
+        loading, waiting = self._service.loading, self.waiting
+        if loading and loading.model == name:
+            return ModelCard(name, state="loading")
+        return ModelCard(name, state="waiting" if waiting and waiting.model == name else "unloaded")
 
     def _model(self) -> ModelInfo:
         if self._service.model is None:
@@ -258,15 +268,17 @@ class LocalBackend:
 
     def _inbox_of(self, loop: asyncio.AbstractEventLoop) -> _Inbox:
         if self._inbox is None or self._inbox.loop is not loop:
-            self._inbox = _Inbox(loop)
+            self._inbox = _Inbox(loop, self._residency.reply_ended)
         return self._inbox
 
 
 class _Inbox:
-    """Deltas on their way from the engine's thread to one loop: a step's deltas cost one wake-up of the loop."""
+    """Deltas on their way from the engine's thread to one loop: a step's deltas cost one wake-up of the loop. `on_end`
+    is called on that loop after the last delta of each reply."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
         self.loop = loop
+        self._on_end = on_end
         self._posted: deque[tuple[Reply, Delta]] = deque()
         self._waking = False
 
@@ -286,6 +298,8 @@ class _Inbox:
         while self._posted:
             reply, delta = self._posted.popleft()
             reply.take(delta)
+            if delta.finish is not None:
+                self._on_end()
 
 
 def _ready(model: ModelInfo) -> ModelCard:

@@ -1,22 +1,52 @@
 """Who may rely on which model being in memory. Owns the order between requests and switches of the engine's resident
 model; loads nothing itself.
 
-A switch waits for the requests that are being prepared (the engine lets running replies finish), and whoever comes
-after it waits for the switch, in order of arrival: nobody starves, and a prompt is never tokenised by one model and
-answered by another.
+A switch waits until nobody uses the resident model: until no request for it is being prepared and none of its replies
+runs. Meanwhile newcomers for that model are let in, for PATIENCE_S after the switch was asked for; whoever comes later
+waits for the switch, in order of arrival: nobody starves, and a prompt is never tokenised by one model and answered by
+another. Who leaves before the switch has begun takes the wish back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Overloaded
 
 if TYPE_CHECKING:
     from ..engine.service import EngineService
+
+PATIENCE_S = 60.0
+"""How long after a switch was asked for requests for the model in memory are still answered before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A switch that has been asked for and has not begun: `model` is to come (None: memory is only to be given back)
+    once the `replies` of `resident` that run or are about to have ended."""
+
+    model: str | None
+    resident: str
+    replies: int
+
+    def in_words(self) -> str:
+        """One short phrase for a person."""
+        running = f"{self.replies} running {'reply' if self.replies == 1 else 'replies'}"
+        return f"{self.model or 'unloading'} waits for {running} of {self.resident}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    model: str | None
+    asked: float  # the loop's time
+
+    @property
+    def is_patient(self) -> bool:
+        return asyncio.get_running_loop().time() < self.asked + PATIENCE_S
 
 
 class Residency:
@@ -25,42 +55,86 @@ class Residency:
     def __init__(self, service: EngineService) -> None:
         self._service = service
         self._turn = asyncio.Lock()
-        self._users = 0
+        self._preparing = 0
+        self._replies = 0
         self._unused = asyncio.Event()
         self._unused.set()
+        self._wish: _Wish | None = None  # of whoever has the turn, while it waits
         self._switch: asyncio.Task[None] | None = None
 
     @property
     def switching(self) -> bool:
-        return self._turn.locked() or (self._switch is not None and not self._switch.done())
+        """Whether a request that comes now has to wait, also for the model in memory."""
+        if self._switch is not None and not self._switch.done():
+            return True
+        return self._turn.locked() and not (self._wish and self._wish.is_patient)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """The switch that comes next and has not begun."""
+        if self._wish is None or self._resident is None:
+            return None
+        return Waiting(self._wish.model, self._resident, max(self._replies, self._preparing))
 
     @asynccontextmanager
     async def of(self, name: str) -> AsyncIterator[None]:
-        """Inside, the model `name` is in memory. A client that gives up waiting leaves the load to those behind it."""
+        """Inside, the model `name` is in memory. A client that gives up while it is loaded leaves the load to those
+        behind it."""
+        if self.switching or self._resident != name:
+            await self._bring(name)
+        self._count(preparing=1)  # nothing else has run since the model was found in memory
+        try:
+            yield
+        finally:
+            self._count(preparing=-1)
+
+    def reply_began(self) -> None:
+        """A reply of the resident model runs from now on."""
+        self._count(replies=1)
+
+    def reply_ended(self) -> None:
+        """One of those that began has said its last."""
+        self._count(replies=-1)
+
+    async def unload(self, name: str) -> None:
+        """Give the model's memory back; nothing happens when it is not in memory."""
+        wish = _Wish(None, asyncio.get_running_loop().time())
+        async with self._turn:
+            await self._settled()
+            if self._resident == name:
+                await self._until_unused(wish)
+                await self._begin(self._unload())
+
+    async def _bring(self, name: str) -> None:
+        wish = _Wish(name, asyncio.get_running_loop().time())
         async with self._turn:
             await self._settled()
             while self._resident != name:
                 if self._service.loading is not None:
                     raise Overloaded(f"the model {self._service.loading.model} is still loading; try again soon")
-                await self._unused.wait()
-                self._switch = asyncio.create_task(self._load(name))
-                await asyncio.shield(self._switch)
-            self._users += 1
-            self._unused.clear()
-        try:
-            yield
-        finally:
-            self._users -= 1
-            if not self._users:
-                self._unused.set()
+                await self._until_unused(wish)
+                await self._begin(self._load(name))
 
-    async def unload(self, name: str) -> None:
-        """Give the model's memory back; nothing happens when it is not in memory."""
-        async with self._turn:
-            await self._settled()
-            if self._resident == name:
+    async def _until_unused(self, wish: _Wish) -> None:
+        self._wish = wish
+        try:
+            while not self._unused.is_set():  # a newcomer may have been quicker than the waking
                 await self._unused.wait()
-                await asyncio.shield(asyncio.wrap_future(self._service.unload()))
+        finally:
+            self._wish = None
+
+    async def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """The switch itself; it goes on when who asked for it leaves."""
+        self._switch = asyncio.create_task(work)
+        await asyncio.shield(self._switch)
+
+    def _count(self, preparing: int = 0, replies: int = 0) -> None:
+        self._preparing += preparing
+        self._replies += replies
+        if self._preparing or self._replies:
+            self._unused.clear()
+        else:
+            self._unused.set()
 
     @property
     def _resident(self) -> str | None:
@@ -75,3 +149,6 @@ class Residency:
 
     async def _load(self, name: str) -> None:
         await asyncio.wrap_future(self._service.load(name, fetch=False))
+
+    async def _unload(self) -> None:
+        await asyncio.wrap_future(self._service.unload())

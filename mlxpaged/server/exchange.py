@@ -88,7 +88,7 @@ class Exchange:
         self.options = options
         self._gate = gate
         self._metrics = metrics
-        self._loads: set[asyncio.Task[None]] = set()
+        self._loads: dict[str, asyncio.Task[None]] = {}  # wishes of clients that were told to come back
 
     async def body(self, request: Request) -> bytes:
         """The request's body, within the limit. Demanding JSON makes a cross-site form or beacon impossible."""
@@ -146,13 +146,12 @@ class Exchange:
             self._gate.leave(started.replies)
 
     def _refuse_to_wait(self, card: ModelCard) -> None:
-        """Raises Overloaded where no waiting is wanted; the load goes on, so that coming back helps."""
+        """Raises Overloaded where no waiting is wanted; the load is asked for, once, so that coming back helps."""
         if self.backend.loading is not None and not self.backend.switching:
             raise Overloaded(f"the model {self.backend.loading.model} is still loading; try again soon")
         if self.options.on_switch == "retry":
-            task = asyncio.create_task(self._load(card.name))
-            self._loads.add(task)
-            task.add_done_callback(self._loads.discard)
+            if card.name not in self._loads:
+                self._loads[card.name] = asyncio.create_task(self._load(card.name))
             raise Overloaded(f"the model {card.name} is {self._state(card)} and will be loaded; try again soon")
 
     async def _load(self, name: str) -> None:
@@ -160,9 +159,12 @@ class Exchange:
             await self.backend.load(name)
         except MlxpagedError:
             return  # told to the next request that means this model
+        finally:
+            del self._loads[name]
 
     def _state(self, card: ModelCard) -> str:
-        return {"loading": "still loading", "unloaded": "not in memory"}.get(card.state, "busy")
+        words = {"loading": "still loading", "waiting": "waiting for running replies", "unloaded": "not in memory"}
+        return words.get(card.state, "busy")
 
     async def _begin(self, card: ModelCard, asking: Asking) -> _Started:
         """Load what has to be, check what needs the model, and admit every reply of the response or none."""

@@ -39,16 +39,17 @@ class Operations:
         return JsonResponse({"version": __version__, "python": sys.version.split()[0]})
 
     async def health(self, _: Request) -> Response:
-        """200 when a request would be answered now or after a load it causes; 503 while loading, or when the engine is
-        gone or stuck."""
-        stats, loading = await self._backend.stats(), self._backend.loading
+        """200 when a request would be answered now or after a load it causes, also while such a load waits for running
+        replies (`waits` says for what); 503 while loading, or when the engine is gone or stuck."""
+        stats, loading, waiting = await self._backend.stats(), self._backend.loading, self._backend.waiting
         if not self._backend.alive or stats.heartbeat_s > STUCK_S:
             body = error_body("the engine has stopped; restart the server", "unavailable_error", code="engine_dead")
             return JsonResponse(body | {"status": "error", "heartbeat_s": stats.heartbeat_s}, 503)
         if loading is not None:
             body = error_body("Loading model", "unavailable_error", code="loading")
             return JsonResponse(body | {"status": "loading", "loading": asdict(loading)}, 503, {"Retry-After": "1"})
-        return JsonResponse({"status": "ok", "model": stats.model, "heartbeat_s": stats.heartbeat_s})
+        body = {"status": "ok", "model": stats.model, "heartbeat_s": stats.heartbeat_s}
+        return JsonResponse(body | ({"waits": asdict(waiting)} if waiting else {}))
 
     async def models(self, _: Request) -> Response:
         return JsonResponse({"object": "list", "data": [_listed(card) for card in await self._backend.models()]})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
-from mlxpaged.server.options import ServerOptions
+from mlxpaged.chat import residency
+from mlxpaged.server.options import OnSwitch, ServerOptions
 from tests.scripted import ScriptedService, says
 from tests.server.conftest import Running, Serve
 
@@ -148,3 +150,111 @@ def test_a_dead_engine_is_unhealthy(serve: Serve) -> None:
     server.service.alive = False
     health = server.http.get("/health")
     assert (health.status_code, health.json()["error"]["code"]) == (503, "engine_dead")
+
+
+def one_long_reply() -> ScriptedService:
+    """The first reply has eight words, every other one; nothing moves by itself."""
+    service = ScriptedService(lambda *_: says(*("abcdefgh" if len(service.submitted) == 1 else "x")), manual=True)
+    return service
+
+
+def finished(service: ScriptedService, reply: httpx.Response) -> None:
+    """Lets the long reply say all it has."""
+    for _ in range(9):
+        service.step()
+    assert reply.read().endswith(b"data: [DONE]\n\n")
+
+
+def wait_for(server: Running, state: str) -> None:
+    """Until org/other is in this state; asking is what passes the time."""
+    for _ in range(10_000):
+        if states(server)["org/other"] == state:
+            return
+    raise AssertionError(states(server))
+
+
+@pytest.mark.parametrize(("path", "on_switch"), [(CHAT, "wait"), (CHAT, "retry"), ("/models/load", "wait")])
+def test_the_model_in_memory_answers_while_a_switch_waits_for_its_running_reply(
+    serve: Serve, path: str, on_switch: OnSwitch
+) -> None:
+    service = one_long_reply()
+    server = serve(service, installed=("org/other",), options=ServerOptions(on_switch=on_switch))
+    with ThreadPoolExecutor(2) as pool, server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        switched = pool.submit(server.http.post, path, json=hello("org/other"))
+        wait_for(server, "waiting")
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (200, "ok")
+        assert health.json()["waits"] == {"model": "org/other", "resident": "scripted", "replies": 1}
+        assert states(server) == {"scripted": "ready", "org/other": "waiting"}
+        third = pool.submit(server.http.post, CHAT, json=hello("scripted"))
+        service.wait_until(lambda stats: stats.num_running == 2)
+        for _ in range(2):
+            service.step()
+        assert third.result(20).json()["model"] == "scripted" and service.loads == []
+        finished(service, first)
+        wait_for(server, "ready")
+        assert service.loads == [("org/other", False)] and "waits" not in server.http.get("/health").json()
+        if path == CHAT and on_switch == "wait":
+            service.wait_until(lambda stats: stats.num_running == 1)
+            for _ in range(2):
+                service.step()
+        assert switched.result(20).status_code == (503 if path == CHAT and on_switch == "retry" else 200)
+
+
+def test_a_switch_that_has_waited_for_long_enough_comes_before_whoever_asks_now(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "PATIENCE_S", 0.0)
+    service = one_long_reply()
+    server = serve(service, installed=("org/other",), options=ServerOptions(keep_alive_s=0.02))
+    with ThreadPoolExecutor(2) as pool, server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        switched = pool.submit(server.http.post, "/models/load", json=hello("org/other"))
+        wait_for(server, "waiting")
+        with server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as third:
+            pieces = third.iter_raw()
+            assert next(pieces).startswith(b": ka\n") and len(service.submitted) == 1
+            assert server.http.get("/health").status_code == 200
+            finished(service, first)
+            assert switched.result(20).status_code == 200
+            service.wait_until(lambda stats: stats.num_running == 1)
+            for _ in range(2):
+                service.step()
+            assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
+    assert service.loads == [("org/other", False), ("scripted", False)]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_client_that_leaves_before_the_load_began_takes_its_wish_back_unless_another_has_it_too(
+    serve: Serve, stays: bool
+) -> None:
+    service = one_long_reply()
+    server = serve(service, installed=("org/other",))
+    with ThreadPoolExecutor(1) as pool, server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        with server.http.stream("POST", CHAT, json=hello("org/other", stream=True)):
+            wait_for(server, "waiting")
+            other = pool.submit(server.http.post, "/models/load", json=hello("org/other")) if stays else None
+        wait_for(server, "waiting" if stays else "unloaded")
+        finished(service, first)
+        if other:
+            assert other.result(20).status_code == 200
+    assert service.loads == ([("org/other", False)] if stays else [])
+    assert len(service.submitted) == 1
+
+
+def test_an_unload_waits_for_running_replies_and_lets_newcomers_in(serve: Serve) -> None:
+    service = one_long_reply()
+    server = serve(service)
+    with ThreadPoolExecutor(2) as pool, server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        unloaded = pool.submit(server.http.post, "/models/unload", json=hello("scripted"))
+        while "waits" not in (health := server.http.get("/health")).json():
+            assert health.status_code == 200
+        assert health.json()["waits"] == {"model": None, "resident": "scripted", "replies": 1}
+        third = pool.submit(server.http.post, CHAT, json=hello("scripted"))
+        service.wait_until(lambda stats: stats.num_running == 2)
+        finished(service, first)
+        assert third.result(20).status_code == 200
+        assert unloaded.result(20).json()["state"] == "unloaded" and service.model is None
