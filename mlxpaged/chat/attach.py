@@ -19,15 +19,19 @@ from pathlib import Path
 
 from .. import paths
 from ..config import DEFAULT_MODEL
+from ..engine.events import Loading
 from ..errors import MlxpagedError, ModelNotFound, Overloaded, RequestError, Unreachable, UnsupportedModel
 from .backend import ModelCard
 from .background import Start, has_ended, started, why_it_ended
 from .remote import RemoteBackend
+from .residency import Waiting
 from .servers import ServerRecord, proven
 
 PING_S = 60.0
 _POLL_S = 0.1
-_NEARNESS = {"ready": 0, "loading": 1, "unloaded": 2}
+_TELL_S = 0.25
+"""How often a server is asked what a load waits for, and how far it is."""
+_NEARNESS = {"ready": 0, "loading": 1, "waiting": 2, "unloaded": 3}
 
 OnStatus = Callable[[str], None]
 """Called with a short phrase about what is being waited for."""
@@ -62,17 +66,19 @@ class Attached:
             card = _meant(await self._cards(), self._model)
             if card and card.state == "ready":
                 return card
-            on_status(f"loading {card.name if card else self._model or 'a model'}")
             if card and card.state == "loading":
+                on_status(f"loading {card.name}")
                 await asyncio.sleep(_POLL_S)
             elif name := card.name if card else self._model:
-                await self._load(name)
+                await self._load(name, on_status)
             else:
                 raise ModelNotFound(f"the server at {self.backend.url} has no model; name one")
 
-    async def lists_model(self) -> bool:
-        """Whether the server names this face's model as one that it holds or would load."""
-        return _meant(await self._cards(), self._model) is not None
+    async def check_listed(self) -> None:
+        """Raises ModelNotFound where the server does not name this face's model as one that it holds or would load."""
+        if _meant(await self._cards(), self._model) is None:
+            unknown = f"the server at {self.backend.url} has no model {self._model}"
+            raise ModelNotFound(self._path_refused(self._model) or unknown)
 
     async def close(self) -> None:
         """Let go of the server; it goes on for others, or ends itself when idle."""
@@ -91,17 +97,43 @@ class Attached:
                 raise why_it_ended(self._process.returncode) from None
             raise
 
-    async def _load(self, name: str) -> None:
+    async def _load(self, name: str, on_status: OnStatus) -> None:
+        loading = asyncio.create_task(self.backend.load(name))
         try:
-            await self.backend.load(name)
+            while not (await asyncio.wait({loading}, timeout=_TELL_S))[0]:
+                on_status(await self._awaited(name))
+            await loading
         except Overloaded:  # another load is under way there
             await asyncio.sleep(_POLL_S)
         except (ModelNotFound, UnsupportedModel, RequestError) as error:
+            if isinstance(error, ModelNotFound) and (refused := self._path_refused(name)):
+                raise ModelNotFound(refused) from error
             held = ", ".join(one.name for one in await self._cards() if one.state == "ready") or "no model"
             raise ModelNotFound(
                 f"the server at {self.backend.url} holds {held} and does not load {name} ({error}); "
                 f"use what it holds, or end it with `mlxpaged stop`"
             ) from error
+        finally:
+            loading.cancel()  # a load that has not begun there is taken back with its connection
+
+    async def _awaited(self, name: str) -> str:
+        """What making `name` ready waits for."""
+        match await self.backend.awaited():
+            case Waiting(model=model) as waiting:
+                before = f"{name} comes after {model or 'an unload'}: " if model != name else ""
+                return before + waiting.in_words()
+            case Loading(model=model):
+                return f"loading {model}"
+        return f"loading {name}"
+
+    def _path_refused(self, model: str | None) -> str | None:
+        """What to say of a path of this machine that this user's own server does not know; None: it is none."""
+        if self.record is None or model is None or not Path(model).is_absolute():
+            return None
+        return (
+            f"the server at {self.backend.url} was not started with {model} and takes no other path; `mlxpaged cp "
+            f"{model} NAME` gives it a name that it takes, `mlxpaged serve {model} --port 0` a server of its own"
+        )
 
     async def _ping(self) -> None:
         """A face whose person thinks for a while still counts as one: the server does not end itself meanwhile."""
@@ -137,10 +169,10 @@ async def attach(
         return Attached(backend, model)
     model = model and _whole_name(model)
     async with _one_at_a_time(on_status):
-        found = await _chosen(await proven(), model)
-        if found:
-            notice = f"Attached to the server at {found.url} (pid {found.pid})."
-            return Attached(_backend(found, model), model, notice, found)
+        if found := await proven():
+            chosen, why = await _chosen(found, model)
+            notice = f"Attached to the server at {chosen.url} (pid {chosen.pid}{why})."
+            return Attached(_backend(chosen, model), model, notice, chosen)
         on_status("starting a server")
         name = model or DEFAULT_MODEL
         record, process = await started(name, start)
@@ -152,9 +184,10 @@ async def attach(
 
 
 def _whole_name(model: str) -> str:
-    """A path as any process would find it; other names as they are."""
+    """A path as any process would find it, a link at its end as it is: what that leads to may have another suffix.
+    Other names as they are."""
     path = Path(model).expanduser()
-    return str(path.resolve()) if path.exists() and model != DEFAULT_MODEL else model
+    return str(path.parent.resolve() / path.name) if path.exists() and model != DEFAULT_MODEL else model
 
 
 def _meant(cards: Sequence[ModelCard], model: str | None) -> ModelCard | None:
@@ -168,19 +201,28 @@ def _backend(record: ServerRecord, model: str | None) -> RemoteBackend:
     return RemoteBackend(record.url, model, record.key(), record.transport())
 
 
-async def _chosen(found: Sequence[ServerRecord], model: str | None) -> ServerRecord | None:
-    """The youngest server that holds `model`; where none does, the youngest."""
-    for record in found if model else ():
-        backend = _backend(record, None)
-        try:
-            card = _meant(await backend.models(), model)
-            if card and card.state != "unloaded":
-                return record
-        except (Unreachable, Overloaded):
-            continue
-        finally:
-            await backend.close()
-    return found[0] if found else None
+async def _chosen(found: Sequence[ServerRecord], model: str | None) -> tuple[ServerRecord, str]:
+    """The youngest of the servers where `model` is the nearest to being in memory, and the reason in words; no words
+    where there is one server only."""
+    if len(found) == 1:
+        return found[0], ""
+    distances = await asyncio.gather(*(_distance(record, model) for record in found))
+    chosen, distance = min(zip(found, distances, strict=True), key=lambda pair: pair[1])
+    if model is None or distance >= _NEARNESS["unloaded"]:
+        return found[0], f", the youngest of {len(found)}; --url names another"
+    return chosen, f", the one of {len(found)} that {'holds' if distance == 0 else 'is to hold'} {model}"
+
+
+async def _distance(record: ServerRecord, model: str | None) -> int:
+    """How far `model` is from being in memory there."""
+    backend = _backend(record, None)
+    try:
+        card = _meant(await backend.models(), model) if model else None
+        return _NEARNESS.get(card.state, len(_NEARNESS)) if card else len(_NEARNESS)
+    except (Unreachable, Overloaded):
+        return len(_NEARNESS)
+    finally:
+        await backend.close()
 
 
 @asynccontextmanager

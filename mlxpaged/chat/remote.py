@@ -12,12 +12,13 @@ from typing import Any
 import httpx
 import msgspec
 
-from ..engine.events import Delta, EngineStats, Progress, Timing, Usage
+from ..engine.events import Delta, EngineStats, Loading, Progress, Timing, Usage
 from ..errors import BadParameter, EngineError, MlxpagedError, ModelNotFound, Overloaded, RequestError, Unreachable
 from ..sched.requests import FinishReason, Grammar, SamplingParams
 from .backend import ModelCard, Reply
 from .messages import Messages
 from .prompts import Prompt
+from .residency import Waiting
 
 _SILENCE_S = 60.0
 """A live stream says something at least every ten seconds; longer silence than this is a dead server."""
@@ -95,6 +96,16 @@ class RemoteBackend:
     async def unload(self, model: str) -> None:
         """Give the memory of `model` back. Raises ModelNotFound where it is not there or the server unloads none."""
         await self._send(self._client.build_request("POST", "/models/unload", json={"model": model}, timeout=None))
+
+    async def awaited(self) -> Waiting | Loading | None:
+        """What a load that was asked for there waits for, or how far it is; None where nothing is known of one."""
+        try:
+            body = msgspec.json.decode((await self._client.get("/health")).content)
+            if "waits" in body:
+                return msgspec.convert(body["waits"], Waiting)
+            return msgspec.convert(body["loading"], Loading) if "loading" in body else None
+        except (httpx.TransportError, msgspec.MsgspecError, TypeError):
+            return None
 
     async def close(self) -> None:
         """Close the connections; replies still running are cancelled by the server."""

@@ -112,9 +112,10 @@ class OpenedAttached:
         """Fetches the model where it is not on disk and reaches a server, but loads nothing. Raises ModelNotFound where
         it is neither here nor there, and what `ready` raises."""
         missing = await self._missing()
-        attached = await self._reached()
-        if not await attached.lists_model():
-            raise missing or ModelNotFound(f"the server at {attached.backend.url} has no model {self._model}")
+        try:
+            await (await self._reached()).check_listed()
+        except ModelNotFound as error:
+            raise missing or error from None
 
     async def _reached(self) -> Attached:
         """The tie to the server, made where there is none."""
@@ -135,15 +136,17 @@ class OpenedAttached:
         return await self.ready()
 
     async def switch(self, model: str) -> ModelCard:
-        """Another model from now on; the one before stays when that fails."""
-        before, self._model = self._model, model
-        await self.close()
+        """Another model from now on; when that fails, the one before stays, and so does the tie to its server."""
+        other = OpenedAttached(model, self._url, self._api_key, self._flags, self._progress)
         try:
-            return await self.ready()
+            card = await other.ready()
         except BaseException:
-            self._model = before
-            await self.close()
+            await other.close()
             raise
+        await self.close()
+        self._model, self._attached = model, other._attached
+        self.started, self.notice = other.started, other.notice
+        return card
 
     async def close(self) -> None:
         """Let go of the server."""

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import MlxpagedError
+from .exits import complain
 from .terminal import is_plain
 
 if TYPE_CHECKING:
@@ -64,6 +65,21 @@ def wait_with_bar(loading: Future[Result], progress: LoadProgress) -> Result:
         while not wait([loading], timeout=REDRAW_S).done:
             redraw()
     return loading.result()
+
+
+@contextmanager
+def told() -> Iterator[Callable[[str], None]]:
+    """Gives a function that says on stderr what is waited for now: in the bar, or in a line whenever that changes."""
+    progress = LoadProgress()
+    with drawn(progress) as redraw:
+
+        def tell(text: str) -> None:
+            if is_plain(sys.stderr, dict(os.environ)) and text != progress.in_words():
+                complain(text)
+            progress.say(text)
+            redraw()
+
+        yield tell
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, MlxpagedError, Unreachable
+from ..errors import ConfigError, MlxpagedError, ModelNotFound, Unreachable
 from . import options
 from .exits import complain
 from .listing import age, columns
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..chat.servers import ServerRecord
 
 _STOP_S = 20.0
+_STATES = {"waiting": "waits"}
 _NONE = "no server of yours runs; `mlxpaged serve MODEL` or `mlxpaged chat` starts one"
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON list.")]
@@ -92,13 +93,15 @@ def load(
     import asyncio
 
     from ..chat.attach import attach
+    from .progress import told
 
     async def work() -> None:
         attached = await attach(model, url, api_key, on_status=lambda text: None)
         try:
             if attached.notice:
                 complain(attached.notice)
-            card = await attached.ready()
+            with told() as tell:
+                card = await attached.ready(tell)
             complain(f"{card.name} is ready at {attached.backend.url}/v1 (context {card.context_len or 0:,} tokens)")
         finally:
             await attached.close()
@@ -153,7 +156,7 @@ async def _look(record: ServerRecord) -> dict[str, Any]:
 
 
 def _model_words(model: dict[str, Any]) -> str:
-    remark = model["quantisation"] if model["state"] == "ready" else "loading"
+    remark = model["quantisation"] if model["state"] == "ready" else _STATES.get(model["state"], model["state"])
     return f"{model['name']} ({remark})" if remark else model["name"]
 
 
@@ -185,36 +188,33 @@ def _complain_of(left: Sequence[ServerRecord]) -> None:
 
 
 async def _unload(model: str | None, url: str | None, api_key: str | None) -> None:
+    import asyncio
+
     from ..chat.remote import RemoteBackend
     from ..chat.servers import proven
 
     if model is None:
         raise MlxpagedError("a server at --url is ended where it was started; name a model to unload it there")
-    if url:
-        backend = RemoteBackend(url, None, api_key)
-    else:
-        found = await proven()
-        if not found:
-            raise Unreachable(_NONE)
-        backend = _backend(await _holder(found, model))
+    backends = [RemoteBackend(url, None, api_key)] if url else [_backend(record) for record in await proven()]
+    if not backends:
+        raise Unreachable(_NONE)
     try:
-        await backend.unload(model)
-        complain(f"{model} is unloaded at {backend.url}")
+        held = await asyncio.gather(*(_held(backend) for backend in backends))
+        holders = [backend for backend, names in zip(backends, held, strict=True) if model in names]
+        if not holders:
+            words = (f"{one.url} holds {', '.join(names) or 'none'}" for one, names in zip(backends, held, strict=True))
+            raise ModelNotFound(f"{model} is not in memory: the server at {'; the one at '.join(words)}")
+        for backend in holders:
+            await backend.unload(model)
+            complain(f"{model} is unloaded at {backend.url}")
     finally:
-        await backend.close()
+        for backend in backends:
+            await backend.close()
 
 
-async def _holder(found: Sequence[ServerRecord], model: str) -> ServerRecord:
-    """The server that holds `model`, else the youngest, which will say that it does not."""
-    import asyncio
-
-    looked = await asyncio.gather(*(_look(record) for record in found))
-    held = [record for record, about in zip(found, looked, strict=True) if model in _names(about)]
-    return (held or list(found))[0]
-
-
-def _names(about: dict[str, Any]) -> list[str]:
-    return [model["name"] for model in about["models"]]
+async def _held(backend: RemoteBackend) -> list[str]:
+    """The names of what is in memory there."""
+    return [card.name for card in await backend.models() if card.state == "ready"]
 
 
 def _backend(record: ServerRecord) -> RemoteBackend:

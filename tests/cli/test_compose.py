@@ -20,8 +20,9 @@ class Server:
         self.backend = SimpleNamespace(url="http://127.0.0.1:1")
         self._names = names
 
-    async def lists_model(self) -> bool:
-        return "x" in self._names
+    async def check_listed(self) -> None:
+        if "x" not in self._names:
+            raise ModelNotFound("the server has no model x")
 
     async def ready(self, on_status: object) -> ModelCard:
         if "x" not in self._names:

@@ -7,8 +7,11 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -31,7 +34,7 @@ def test_a_server_is_loaded_listed_and_stopped(process: Program) -> None:
     loaded = process("load", "scripted", ATTACHES="1")
     (record,) = records()
     assert loaded.code == 0
-    assert loaded.err.splitlines()[1] == f"mlxpaged: scripted is ready at {record.url}/v1 (context 512 tokens)"
+    assert loaded.err.splitlines()[-1] == f"mlxpaged: scripted is ready at {record.url}/v1 (context 512 tokens)"
     (listed,) = json.loads(process("ps", "--json").out)
     assert (listed["pid"], listed["url"], listed["running"]) == (record.pid, record.url, 0)
     assert listed["models"] == [{"name": "scripted", "state": "ready", "context_len": 512, "quantisation": "Q4_1"}]
@@ -117,11 +120,120 @@ def test_a_server_with_a_key_lets_its_own_users_faces_in(process: Program, envir
         assert server.wait(20) == 0
 
 
+Serving = Callable[..., ServerRecord]
+
+
+@pytest.fixture
+def serving(environment: dict[str, str]) -> Iterator[Serving]:
+    """Starts `mlxpaged serve ARGS` on a free port; its record once its model is ready."""
+    with ExitStack() as stack:
+
+        def start(*args: str) -> ServerRecord:
+            before = {record.pid for record in records()}
+            command = [*SCRIPTED, "serve", *args, "--port", "0"]
+            server = stack.enter_context(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+            stack.callback(kill_server, server.pid)
+            assert server.stderr and "is ready" in server.stderr.readline()
+            return next(record for record in records() if record.pid not in before)
+
+        yield start
+
+
+@contextmanager
+def endless_reply(record: ServerRecord) -> Iterator[None]:
+    """Inside, a reply of scripted runs there."""
+    body = {"messages": [{"role": "user", "content": "stall"}], "stream": True}
+    with httpx.stream("POST", f"{record.url}/v1/chat/completions", json=body, timeout=20, trust_env=False) as reply:
+        pieces = reply.iter_bytes()
+        next(pieces)
+        yield
+
+
+def test_load_says_what_it_waits_for_and_ps_that_it_waits(
+    process: Program, serving: Serving, environment: dict[str, str]
+) -> None:
+    record = serving("scripted", "--also", "other")
+    command = [*SCRIPTED, "load", "other"]
+    with (
+        endless_reply(record),
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as given_up,
+    ):
+        assert given_up.stderr
+        lines = [given_up.stderr.readline() for _ in range(2)]
+        assert lines == [
+            f"mlxpaged: Attached to the server at {record.url} (pid {record.pid}).\n",
+            "mlxpaged: other waits for 1 running reply of scripted\n",
+        ]
+        assert "scripted (Q4_1), other (waits)" in process("ps").out
+        given_up.kill()
+        given_up.wait()
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as stays:
+            assert stays.stderr and [stays.stderr.readline() for _ in range(2)] == lines
+            reply_is_over = endless_reply(record)
+            with reply_is_over:
+                assert "2 running replies" in stays.stderr.readline()
+            assert "1 running reply" in stays.stderr.readline()
+            stays.terminate()
+    assert json.loads(process("ps", "--json").out)[0]["models"][0]["name"] == "scripted"
+    loaded = process("load", "other")
+    assert (loaded.code, loaded.err.splitlines()[-1]) == (
+        0,
+        f"mlxpaged: other is ready at {record.url}/v1 (context 512 tokens)",
+    )
+
+
+def test_a_model_is_unloaded_at_the_server_that_holds_it_and_loaded_at_one_that_is_named(
+    process: Program, serving: Serving
+) -> None:
+    first, second = serving("scripted", "--also", "other"), serving("scripted", "--also", "other")
+    nowhere = process("stop", "other")
+    assert nowhere.code == 3
+    assert nowhere.err == (
+        f"mlxpaged: other is not in memory: the server at {second.url} holds scripted; "
+        f"the one at {first.url} holds scripted\n"
+    )
+    absent = process("stop", "other", "--url", first.url)
+    assert (absent.code, absent.err) == (
+        3,
+        f"mlxpaged: other is not in memory: the server at {first.url} holds scripted\n",
+    )
+    assert process("load", "other", "--url", first.url).code == 0
+    attached = process("load", "other").err.splitlines()[0]
+    assert attached == (
+        f"mlxpaged: Attached to the server at {first.url} (pid {first.pid}, the one of 2 that holds other)."
+    )
+    youngest = process("load", "third").err.splitlines()[0]
+    assert youngest == (
+        f"mlxpaged: Attached to the server at {second.url} (pid {second.pid}, the youngest of 2; --url names another)."
+    )
+    unloaded = process("stop", "other")
+    assert (unloaded.code, unloaded.err) == (0, f"mlxpaged: other is unloaded at {first.url}\n")
+    assert process("stop", "other").code == 3
+
+
+def test_a_path_that_the_server_was_not_started_with_is_refused_with_what_works(
+    process: Program, serving: Serving, tmp_path: Path
+) -> None:
+    record, file = serving("scripted"), tmp_path / "own.gguf"
+    file.write_bytes(b"GGUF")
+    for refused in (process("load", "own.gguf"), process("chat", str(file), stdin="hi\n", ATTACHES="1")):
+        assert refused.code == 3
+        assert refused.err.splitlines()[-1] == (
+            f"mlxpaged: the server at {record.url} was not started with {file} and takes no other path; "
+            f"`mlxpaged cp {file} NAME` gives it a name that it takes, "
+            f"`mlxpaged serve {file} --port 0` a server of its own"
+        )
+    assert process("cp", str(file), "mine").code == 0
+    assert process("load", "mine").err.splitlines()[-1].startswith("mlxpaged: mine is ready")
+
+
 def test_a_model_the_server_does_not_know_is_named_in_one_line(process: Program) -> None:
     assert process("load", "scripted", ATTACHES="1").code == 0
     ended = process("chat", "other/model", stdin="hi\n", ATTACHES="1")
     assert (ended.code, ended.out) == (3, "")
     assert "holds scripted and does not load other/model" in ended.err
     assert "end it with `mlxpaged stop`" in ended.err and ended.err.count("\n") == 1
+    (record,) = records()
     missing = process("stop", "other/model")
-    assert missing.code == 3 and "other/model' is not here" in missing.err
+    said = f"mlxpaged: other/model is not in memory: the server at {record.url} holds scripted\n"
+    assert (missing.code, missing.err) == (3, said)
