@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from .settings import model_folders
 
 if TYPE_CHECKING:
     from ..model.describe import Description
+    from ..model.shelf import OnDisk
     from ..model.sources import Progress
 
 _REPORT_S = 0.5
@@ -67,12 +69,10 @@ def list_models(as_json: AsJson = False) -> None:
     found = models_on_disk(_own_folders())
     names = aliases()
     if as_json:
-        listed = [asdict(one) | {"path": str(one.path), "aliases": _aliases_of(one.name, names)} for one in found]
+        listed = [asdict(one) | {"path": str(one.path), "aliases": _aliases_of(one, names)} for one in found]
         print(json.dumps(listed))
         return
-    rows = [
-        (_short(one.name), size(one.num_bytes), one.source, " ".join(_aliases_of(one.name, names))) for one in found
-    ]
+    rows = [(_short(one.name), size(one.num_bytes), one.source, " ".join(_aliases_of(one, names))) for one in found]
     for line in columns(("MODEL", "SIZE", "FROM", "ALIAS"), rows):
         print(line)
     if not found:
@@ -122,7 +122,8 @@ def copy(
 
     source = resolve(model, fetch=False)
     path = Path(model).expanduser()
-    set_alias(alias, str(path.resolve()) if path.exists() else source.name)
+    # A link at the end stays one: what the hub's cache links to has no suffix that says what it is.
+    set_alias(alias, str(path.parent.resolve() / path.name) if path.exists() else source.name)
     complain(f"{alias} now means {model}")
 
 
@@ -184,8 +185,9 @@ def _print_first_models(as_json: bool) -> None:
     complain(f"these fit the {memory / 2**30:.0f} GB of this machine; `mlxpaged pull NAME` fetches one")
 
 
-def _aliases_of(name: str, aliases: dict[str, str]) -> list[str]:
-    return sorted(alias for alias, model in aliases.items() if model == name)
+def _aliases_of(one: OnDisk, aliases: dict[str, str]) -> list[str]:
+    whole = str(one.path.resolve())  # a file is listed once, however many paths lead to it
+    return sorted(alias for alias, model in aliases.items() if model == one.name or os.path.realpath(model) == whole)
 
 
 def _short(name: str) -> str:

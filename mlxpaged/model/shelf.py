@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from .installed import installed_models
-from .kept import downloaded
+from .kept import aliases, downloaded
 from .smollm2 import smollm2_path
 from .sources import resolve
 
@@ -34,10 +34,11 @@ class OnDisk:
 
 def models_on_disk(folders: Iterable[Path] = (), home: Path | None = None) -> list[OnDisk]:
     """smollm2 and the hub's cache first, then LM Studio's folders and loose .gguf files of the usual places and of
-    `folders`. A file that is reached twice is listed once."""
+    `folders`, then files and folders elsewhere that have an alias. A file that is reached twice is listed once."""
     found = [*_fetched(), *_hub_ggufs()]
     for source, place in _places(home or Path.home(), folders):
         found += _in_folder(place, source)
+    found += _named()
     seen: set[Path] = set()
     return [one for one in found if not (one.path.resolve() in seen or seen.add(one.path.resolve()))]  # type: ignore[func-returns-value]
 
@@ -65,6 +66,13 @@ def _hub_ggufs() -> Iterator[OnDisk]:
 
     for snapshot in sorted(Path(HF_HUB_CACHE).glob("models--*/snapshots/*")):
         yield from _ggufs(snapshot, "hub cache")
+
+
+def _named() -> Iterator[OnDisk]:
+    for model in dict.fromkeys(aliases().values()):
+        path = Path(model)
+        if path.is_absolute() and path.exists():
+            yield OnDisk(model, "alias", path, "folder" if path.is_dir() else "gguf", weights_bytes(path))
 
 
 def _places(home: Path, folders: Iterable[Path]) -> list[tuple[str, Path]]:

@@ -78,6 +78,20 @@ def test_a_model_is_pulled_checked_listed_shown_named_and_removed(online: Progra
     assert not any((tmp_path / "hf").rglob("model.safetensors"))
 
 
+def test_a_loose_file_with_an_alias_is_listed_under_it(program: Program, tmp_path: Path) -> None:
+    blob, file = tmp_path / "0123abcd", tmp_path / "own.gguf"
+    blob.write_bytes(b"GGUF")
+    file.symlink_to(blob)  # as the hub's cache has it
+    assert program("cp", "own.gguf", "mine").code == 0
+    (listed,) = json.loads(program("list", "--json").out)
+    assert (listed["name"], listed["source"], listed["aliases"]) == (str(file), "alias", ["mine"])
+    assert program("list").out.splitlines()[1].split() == ["~/own.gguf", "0", "MB", "alias", "mine"]
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "same.gguf").symlink_to(blob)
+    (listed,) = json.loads(program("list", "--json").out)
+    assert (listed["source"], listed["aliases"]) == ("folder", ["mine"])
+
+
 def test_a_pull_that_broke_off_goes_on_where_it_stopped(online: Program, hub: Hub, tmp_path: Path) -> None:
     weights = WEIGHTS * 80  # it is kept in pieces of ten megabytes
     hub.files["model.safetensors"], hub.cut["model.safetensors"] = weights, 15_000_000
