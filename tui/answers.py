@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -31,11 +31,19 @@ _THINK = "enable_thinking"
 class Answers:
     """At most one reply of each session. All methods belong to the loop's thread."""
 
-    def __init__(self, store: Store, connections: Connections, changed: Changed, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        connections: Connections,
+        changed: Changed,
+        clock: Callable[[], float],
+        given: Mapping[str, float],
+    ) -> None:
         self._store = store
         self._connections = connections
         self._changed = changed
         self._clock = clock
+        self._given = given
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._replies: dict[str, Reply] = {}
         self._when_stopped: State = "stopped"
@@ -108,11 +116,11 @@ class Answers:
         connection = self._connections.of(talk.model)
         engine = await connection.ready()
         try:
-            return await engine.backend.start(messages, sampling_of(engine.card, talk))
+            return await engine.backend.start(messages, sampling_of(engine.card, talk, self._given))
         except Unreachable:
             await connection.lost(in_use=bool(self._replies))
         engine = await connection.ready()
-        return await engine.backend.start(messages, sampling_of(engine.card, talk))
+        return await engine.backend.start(messages, sampling_of(engine.card, talk, self._given))
 
     async def _read(self, talk: Talk, turn: Turn, draft: ReplyDraft, reply: Reply) -> Delta:
         last = Delta(finish=FinishReason.CANCELLED)
@@ -186,10 +194,10 @@ def _prompt(talk: Talk, reply: Turn, goes_on: bool) -> Messages:
     return Messages((*system, *said), extra, add_generation_prompt=not goes_on, continue_final_message=goes_on)
 
 
-def sampling_of(card: ModelCard, talk: Talk) -> SamplingParams:
-    """The session's own values over the model's."""
+def sampling_of(card: ModelCard, talk: Talk, given: Mapping[str, float]) -> SamplingParams:
+    """The session's own values over those the app was `given`, and these over the model's."""
     known = {field.name for field in fields(SamplingParams)}
     own: dict[str, Any] = {
         name: int(value) if name == "top_k" else value for name, value in card.defaults.items() if name in known
     }
-    return SamplingParams(**{**own, **{name: value for name, value in talk.params.items() if name != _THINK}})
+    return SamplingParams(**{**own, **given, **{name: value for name, value in talk.params.items() if name != _THINK}})

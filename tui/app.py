@@ -25,6 +25,7 @@ from .connection import Connect, Link
 from .keymap import Keys, keys_from
 from .keys import bound
 from .messages import Uncovered
+from .state import Given
 from .themes import NIGHT, THEMES
 from .tracker import Tracker
 
@@ -33,7 +34,7 @@ class TuiApp(App[None]):
     """Several live sessions over one engine.
 
     `session`: what to open first, by id or title; None: a new one. `theme`: one of Textual's or ours; None: the one
-    used last. `params`: sampling values of new sessions. `keys`: a person's own keys, by action.
+    used last. `given`: system message and sampling values. `keys`: a person's own keys, by action.
     `models`: where there are several, a new session is opened for each (`session` stands for the first one's).
     """
 
@@ -52,8 +53,7 @@ class TuiApp(App[None]):
         connect: Connect,
         session: str | None = None,
         theme: str | None = None,
-        system: str | None = None,
-        params: dict[str, float] | None = None,
+        given: Given | None = None,
         keys: Mapping[str, object] | None = None,
         models: Sequence[str] = (),
     ) -> None:
@@ -62,13 +62,12 @@ class TuiApp(App[None]):
         _teach_alt_keys(self.keys)
         self._told: Link | None = None  # whose notice was shown
         self._held: list[Callable[[], None]] = []  # notices for when no dialog is open
-        self.tracker = Tracker(store, connect, self._changed, models)
+        self.tracker = Tracker(store, connect, self._changed, models, given)
         self.rescued: str | None = None
         """A file that took what could not be saved; known once the app has ended."""
         self._first = store.find(session).id if session else None
         self._chat: ChatScreen | None = None
         self._closed = False
-        self._system, self._params = system, params
         for one in THEMES:
             self.register_theme(one)
         if theme and theme not in self.available_themes:
@@ -92,10 +91,10 @@ class TuiApp(App[None]):
         the id of the one to show."""
         first, others = self.tracker.connections.first, self.tracker.connections.others
         for one in reversed(others):
-            self.tracker.new(one.model, self._system, self._params)
-        given = (first.model if others else None, self._system, self._params)
-        half_written = await self.tracker.take_up(*given)
-        return self._first or (half_written or self.tracker.new(*given)).id
+            self.tracker.new(one.model)
+        model = first.model if others else None
+        half_written = await self.tracker.take_up(model)
+        return self._first or (half_written or self.tracker.new(model)).id
 
     async def action_quit(self) -> None:
         """Stops what runs, saves, leaves."""

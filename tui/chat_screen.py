@@ -183,8 +183,8 @@ class ChatScreen(Deeds, Screen[None]):
             return
         engine = self.tracker.connection_of(self.talk).engine
         card = engine.card if engine else None
-        view = View(self.talk, self.talks, card, self._looks.stats, list(self._looks.rates.values))
-        self._details.show(view)
+        given, stats = self.tracker.given.params, self._looks.stats
+        self._details.show(View(self.talk, self.talks, card, given, stats, list(self._looks.rates.values)))
 
     # -- sessions ----------------------------------------------------------------------------------------------
 

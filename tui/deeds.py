@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from ..chat.values import SETTABLE, with_value
 from ..errors import BadParameter, MlxpagedError
 from .commands import COMMANDS, Command
 from .dialogs import Confirm, Help, Question, Search
+from .figures import values_in_words
 
 if TYPE_CHECKING:
     from .keymap import Keys
@@ -76,8 +77,8 @@ class Deeds(Screen[None]):
         self.attempt(self.show_session(self._another().id))
 
     def _another(self) -> Talk:
-        """An empty session that is answered as the one on the screen is."""
-        return self.tracker.new(self.tracker.connection_of(self.talk).model, params=dict(self.talk.params))
+        """An empty session that the model of the one on the screen answers."""
+        return self.tracker.new(self.tracker.connection_of(self.talk).model)
 
     def do_fork(self, words: str) -> None:
         self.transcript.action_fork()
@@ -154,14 +155,15 @@ class Deeds(Screen[None]):
 
     def do_params(self, words: str) -> None:
         try:
-            params = _set(dict(self.talk.params), words.replace("=", " ").split())
+            params = _set(dict(self.talk.params), words.replace("=", " ").split(), self.tracker.given.params)
         except BadParameter as error:
             self.tell(str(error), severe=True)
             return
         if words:
             self.attempt(self.tracker.set_params(self.chosen, params))
-        shown = ", ".join(f"{name} {value:g}" for name, value in params.items())
-        self.tell(shown or f"The model's own values. Settable: {', '.join(SETTABLE)}; VALUE default unsets.")
+        parts = (("In this session", params), ("As mlxpaged was started", self.tracker.given.params))
+        shown = [f"{head}: {values_in_words(values)}." for head, values in parts if values]
+        self.tell(" ".join(shown) or f"The model's own values. Settable: {', '.join(SETTABLE)}; VALUE default unsets.")
 
     def do_copy(self, words: str) -> None:
         code = self.transcript.last_code()
@@ -289,10 +291,10 @@ class Deeds(Screen[None]):
             self.prompt.put(Path(file.name).read_text(encoding="utf-8").rstrip("\n"))
 
 
-def _set(params: dict[str, float], words: list[str]) -> dict[str, float]:
-    """`params` with NAME VALUE pairs applied. Raises BadParameter."""
+def _set(params: dict[str, float], words: list[str], others: Mapping[str, float]) -> dict[str, float]:
+    """`params` with NAME VALUE pairs applied; `others` hold where they say nothing. Raises BadParameter."""
     if len(words) % 2:
         raise BadParameter(f"{words[-1]} has no value; write /params NAME VALUE, as in: /params temperature 0.7")
     for name, text in zip(words[::2], words[1::2], strict=True):
-        params = with_value(params, name, text)
+        params = with_value(params, name, text, others)
     return params

@@ -18,7 +18,7 @@ from textual.widgets import Sparkline
 from ..chat.backend import ModelCard
 from ..chat.foreign import neutralise
 from ..engine.events import EngineStats, RowStats
-from .figures import count
+from .figures import count, values_in_words
 from .pool import Owner, counts_of, owners_of, picture_of
 from .state import Talk, Turn, queued_in_words
 from .steady import Steady
@@ -41,6 +41,7 @@ class View:
     talk: Talk
     talks: Sequence[Talk]
     card: ModelCard | None
+    given: Mapping[str, float]
     stats: EngineStats | None
     rates: Sequence[float]
 
@@ -67,7 +68,7 @@ class Details(VerticalScroll, can_focus=False):
         stats = view.stats
         owners = owners_of(stats.rows, view.talks) if stats else {}
         hues = {talk.id: hue_of(position) for position, talk in enumerate(view.talks)}
-        self._parts["model"].say(_model(view.talk, view.card, width))
+        self._parts["model"].say(_model(view.talk, view.card, view.given, width))
         self._parts["context"].say(_context(view, width))
         self._parts["turns"].say(_turns(view.talk.turns or [], width))
         self._parts["turns"].display = any(turn.usage for turn in view.talk.turns or [])
@@ -106,7 +107,7 @@ def bar(share: float, width: int, colour: str) -> Content:
     return Content.assemble((filled, f"{colour} on $panel"), (" " * (width - len(filled)), "on $panel"))
 
 
-def _model(talk: Talk, card: ModelCard | None, width: int) -> Content:
+def _model(talk: Talk, card: ModelCard | None, given: Mapping[str, float], width: int) -> Content:
     lines = [_head("MODEL")]
     if card is None:
         lines.append(Content.styled("not there yet", "$foreground-muted"))
@@ -118,9 +119,11 @@ def _model(talk: Talk, card: ModelCard | None, width: int) -> Content:
         about += [f"{count(card.context_len)} context"] if card.context_len else []
         about += [card.served_by] if card.served_by != "paged" else []
         lines.append(Content.styled(" · ".join(about), "$foreground-muted"))
-    values = {**(card.defaults if card else {}), **talk.params}
-    shown = [f"{name.replace('_', ' ')} {value:g}" for name, value in values.items()] or ["greedy"]
-    lines.append(Content.styled(" · ".join(shown), "$foreground-muted"))
+    values = {**(card.defaults if card else {}), **given, **talk.params}
+    lines.append(Content.styled(values_in_words(values) or "greedy", "$foreground-muted"))
+    if talk.params:
+        names = ", ".join(talk.params).replace("_", " ")
+        lines.append(Content.styled(f"set in this session: {names}", "$foreground"))
     if talk.system:
         first = " ".join(neutralise(talk.system).split())
         lines.append(Content.styled(f"system: {first[:60]}{'…' * (len(first) > 60)}", "$foreground-muted"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from textual.content import Content
 
 from ..chat.foreign import neutralise
@@ -16,6 +18,14 @@ def count(number: float) -> str:
             value = number / limit
             return f"{value:.0f}{unit}" if value >= 100 or value == round(value) else f"{value:.1f}{unit}"
     return f"{number:.0f}"
+
+
+def values_in_words(values: Mapping[str, float]) -> str:
+    """Sampling values by name; empty where there are none."""
+    return " · ".join(
+        f"{name.replace('_', ' ')} {value if isinstance(value, int) else format(value, 'g')}"
+        for name, value in values.items()
+    )
 
 
 def status_of(talk: Talk, keys: Keys) -> Content:

@@ -58,6 +58,15 @@ class Turn:
     timing: Timing | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the app was started with: the system message of its new sessions, and sampling values. Those hold for every
+    session while the app runs, under what is set in a session, and are kept in none."""
+
+    system: str | None = None
+    params: Mapping[str, float] = field(default_factory=dict)
+
+
 class Rate:
     """Tokens per second over the last moments."""
 

@@ -22,7 +22,7 @@ from .answers import Answers, sampling_of
 from .changes import Change, Changed
 from .connection import Connect, Connection, Connections
 from .drafts import Drafts
-from .state import Talk, phase_after, talk_of, turn_of
+from .state import Given, Talk, phase_after, talk_of, turn_of
 
 
 class Tracker:
@@ -34,13 +34,15 @@ class Tracker:
         connect: Connect,
         changed: Changed,
         models: Sequence[str] = (),
+        given: Given | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.talks: dict[str, Talk] = {}
+        self.given = given or Given()
         self.connections = Connections(models, connect, lambda: changed("", Change.ENGINE))
         self._store = store
         self._changed = changed
-        self._answers = Answers(store, self.connections, changed, clock)
+        self._answers = Answers(store, self.connections, changed, clock, self.given.params)
         self._drafts = Drafts.beside(store.path)
 
     # -- sessions ----------------------------------------------------------------------------------------------
@@ -51,22 +53,20 @@ class Tracker:
             self.talks.setdefault(saved.id, talk_of(saved))
         self._changed("", Change.LIST)
 
-    def new(self, model: str | None = None, system: str | None = None, params: dict[str, float] | None = None) -> Talk:
-        """An empty session, first in the list; it is saved with its first message."""
-        talk = talk_of(self._store.create(model, system, params))
+    def new(self, model: str | None = None) -> Talk:
+        """An empty session, first in the list; it is saved with its first message. It has nothing of another's."""
+        talk = talk_of(self._store.create(model, self.given.system))
         talk.turns, talk.saved = [], False
         self.talks = {talk.id: talk, **self.talks}
         self._changed(talk.id, Change.LIST)
         return talk
 
-    async def take_up(
-        self, model: str | None = None, system: str | None = None, params: dict[str, float] | None = None
-    ) -> Talk | None:
+    async def take_up(self, model: str | None = None) -> Talk | None:
         """A new session for each text that was being written for one when its app was ended; the newest of them."""
         talk = None
         if not self.problem:
             for old_id, text in await self._drafts.left_behind(self.talks):
-                talk = self.new(model, system, params)
+                talk = self.new(model)
                 self.write_down(talk.id, text, text)
                 self._drafts.keep(old_id, "")
         return talk
@@ -147,7 +147,7 @@ class Tracker:
 
     async def set_params(self, session_id: str, params: dict[str, float]) -> None:
         """The sampling values from now on. Raises BadParameter when one is out of range."""
-        sampling_of(ModelCard(""), replace(self.talks[session_id], params=params))
+        sampling_of(ModelCard(""), replace(self.talks[session_id], params=params), self.given.params)
         await self._claim(self.talks[session_id])
         self.talks[session_id].params = params
         await asyncio.to_thread(self._store.set_params, session_id, params)

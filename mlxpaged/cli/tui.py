@@ -72,6 +72,7 @@ def tui(
         raise ConfigError("tui needs a terminal; `mlxpaged chat` and `mlxpaged run` work in pipes")
     from ..chat.store import Store
     from ..tui.app import TuiApp
+    from ..tui.state import Given
     from . import compose
 
     server_flags = options.as_flags(dtype=dtype, ctx=ctx, memory_budget=memory_budget, attention=attention)
@@ -89,8 +90,7 @@ def tui(
                 links[model] = Link(ends.enter_context(opened), progress)
             return links[model]
 
-        given = flags.given()
-        app = TuiApp(store, connect, session, theme, system, given, key_settings(), models)
+        app = TuiApp(store, connect, session, theme, Given(system, flags.given()), key_settings(), models)
         end_with_terminal(lambda: app.call_from_thread(app.exit))
         app.run()
     if app.rescued:

@@ -17,7 +17,7 @@ from mlxpaged.tui.changes import Change
 from mlxpaged.tui.code_block import CodeBlock, CodeLines
 from mlxpaged.tui.details import Details
 from mlxpaged.tui.sidebar import Sidebar
-from mlxpaged.tui.state import Phase
+from mlxpaged.tui.state import Given, Phase
 from mlxpaged.tui.transcript import Transcript
 from tests.scripted import ByteTokenizer, ScriptedService, says
 from tests.tui.rig import Doors, Rig, run, running
@@ -320,6 +320,21 @@ def test_a_session_whose_first_message_was_taken_back_is_named_by_the_next() -> 
             rig.chat.prompt.put("")
             await rig.send("seals")
             assert rig.talk.name == "seals"
+
+    run(test)
+
+
+def test_values_set_in_a_session_are_shown_and_stay_in_it() -> None:
+    async def test() -> None:
+        given = Given(params={"temperature": 0.2, "seed": 123456789})
+        async with running(ScriptedService(manual=True), size=(160, 45), given=given) as rig:
+            assert "temperature 0.2 · seed 123456789" in rig.text() and "set in this session" not in rig.text()
+            rig.chat.prompt.put("/params max_tokens 5")
+            await rig.press("enter")
+            await rig.until(lambda: "In this session: max tokens 5. As mlxpaged was started: temp" in rig.toasts())
+            await rig.until(lambda: "set in this session: max tokens" in rig.text())
+            await rig.press("ctrl+n")
+            assert rig.talk.params == {} and "set in this session" not in rig.text()
 
     run(test)
 

@@ -13,7 +13,7 @@ from mlxpaged.engine.events import Delta, Progress
 from mlxpaged.errors import BadParameter, SessionBusy
 from mlxpaged.sched.requests import FinishReason
 from mlxpaged.tui.changes import Change
-from mlxpaged.tui.state import Phase, Rate, in_words
+from mlxpaged.tui.state import Given, Phase, Rate, in_words
 from mlxpaged.tui.tracker import Tracker
 from tests.scripted import ScriptedService, says
 from tests.tui.rig import Doors
@@ -22,12 +22,14 @@ from tests.tui.rig import Doors
 class Case:
     """A tracker over a scripted engine that moves when told."""
 
-    def __init__(self, service: ScriptedService | None = None, store: Store | None = None) -> None:
+    def __init__(
+        self, service: ScriptedService | None = None, store: Store | None = None, given: Given | None = None
+    ) -> None:
         self.service = service or ScriptedService(manual=True)
         self.store = store or Store(None)
         self.doors = Doors(self.service)
         self.changes: list[tuple[str, Change]] = []
-        self.tracker = Tracker(self.store, self.doors, lambda *change: self.changes.append(change))
+        self.tracker = Tracker(self.store, self.doors, lambda *change: self.changes.append(change), given=given)
 
     async def until(self, holds: Callable[[], object]) -> None:
         for _ in range(500):
@@ -272,12 +274,29 @@ def test_sampling_is_the_sessions_own_over_the_models() -> None:
     async def test() -> None:
         service = ScriptedService(manual=True, defaults={"temperature": 0.6, "top_k": 20.0})
         case = Case(service)
-        talk = case.tracker.new(params={"temperature": 0.1, "enable_thinking": 0.0})
+        talk = case.tracker.new()
+        await case.tracker.set_params(talk.id, {"temperature": 0.1, "enable_thinking": 0.0})
         await case.asked(talk.id, "x")
         sampling = service.submitted[0][1]
         assert (sampling.temperature, sampling.top_k) == (0.1, 20)
         with pytest.raises(BadParameter):
             await case.tracker.set_params(talk.id, {"top_p": 2.0})
+
+    run(test)
+
+
+def test_what_the_app_was_started_with_holds_while_it_runs_and_is_kept_in_no_session() -> None:
+    async def test() -> None:
+        case = Case(given=Given("Be brief.", {"max_tokens": 5, "temperature": 0.2}))
+        talk = case.tracker.new()
+        await case.tracker.set_params(talk.id, {"temperature": 0.1})
+        other = case.tracker.new()
+        for one in (talk, other):
+            await case.asked(one.id, "x")
+        asked = [(sampling.temperature, sampling.max_tokens) for _, sampling in case.service.submitted]
+        assert asked == [(0.1, 5), (0.2, 5)]
+        kept = [case.store.session(one.id) for one in (talk, other)]
+        assert [(one.system, one.params) for one in kept] == [("Be brief.", {"temperature": 0.1}), ("Be brief.", {})]
 
     run(test)
 
