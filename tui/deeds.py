@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.screen import Screen
 
-from ..chat.sessions import short_id
+from ..chat.sessions import short_id, title_of
 from ..chat.values import SETTABLE, with_value
 from ..errors import BadParameter, MlxpagedError
 from .commands import COMMANDS, Command
@@ -135,7 +135,7 @@ class Deeds(Screen[None]):
             if answer == "yes":
                 self.attempt(self._leave_for_good(session_id, self.tracker.remove))
 
-        self.app.push_screen(Confirm(f"Delete “{self.talk.name}” for good?"), given)
+        self.app.push_screen(Confirm(f"Delete “{title_of(self.talk.name)}” for good?"), given)
 
     def do_close(self, words: str) -> None:
         self.attempt(self._leave_for_good(self.chosen, self.tracker.put_away))

@@ -57,7 +57,7 @@ class Confirm(Dialog):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(self._question, classes="dialog-head", markup=False)
-            yield Static("y: yes · Esc: no", classes="dialog-foot")
+            yield Static("y: yes · Esc: no", classes="dialog-foot -needed")
 
 
 class Search(Dialog):

@@ -52,6 +52,10 @@ class Drafts:
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write_now_and_then())
 
+    async def texts(self) -> dict[str, str]:
+        """What was being written for each session, by its id."""
+        return await asyncio.to_thread(self._texts) if self._folder else {}
+
     async def of(self, session_id: str) -> str:
         """What was being written for a session when it was last left."""
         return await asyncio.to_thread(self._read, session_id) if self._folder else ""
@@ -103,6 +107,11 @@ class Drafts:
                 elif not is_alive(draft["owner"]):
                     found.append((file.stat().st_mtime_ns, session_id, str(draft["text"])))
         return [(session_id, text) for _, session_id, text in sorted(found)]
+
+    def _texts(self) -> dict[str, str]:
+        assert self._folder
+        ids = [unquote(file.stem) for file in self._folder.glob("*.json")]
+        return {one: text for one in ids if (text := self._read(one))}
 
     def _read(self, session_id: str) -> str:
         with suppress(OSError, ValueError, LookupError, TypeError):

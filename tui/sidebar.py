@@ -25,6 +25,8 @@ _COLOURS = {
     Phase.INTERRUPTED: "$warning",
     Phase.ERROR: "$error",
 }
+_HALF_WRITTEN = "✎"
+
 _FORK = " (fork)"
 """How the title of a fork ends, until it is renamed."""
 
@@ -45,7 +47,10 @@ class Sidebar(Vertical):
 
     def show(self, talks: Sequence[Talk], chosen: str | None, models: Mapping[str, str]) -> None:
         """Draws what has changed since the last time. `models`: session id -> model, where that is to be shown."""
-        lines = {talk.id: _lines(talk, position, models.get(talk.id, "")) for position, talk in enumerate(talks)}
+        lines = {
+            talk.id: _lines(talk, position, models.get(talk.id, ""), talk.id != chosen)
+            for position, talk in enumerate(talks)
+        }
         if list(lines) != list(self._shown):
             self._list.clear_options()
             self._list.add_options(Option(prompt, id=session_id) for session_id, prompt in lines.items())
@@ -86,9 +91,10 @@ class SessionList(OptionList):
             self.post_message(Choose(event.option_id))
 
 
-def _lines(talk: Talk, position: int, model: str) -> Content:
+def _lines(talk: Talk, position: int, model: str, is_hidden: bool) -> Content:
     """Two lines: the name behind a mark in the session's own hue, and what it is doing and which model answers. That it
-    is a fork is said in the second, for the end of a long name is not seen."""
+    is a fork, or `is_hidden` with something half written, is said in the second, for the end of a long name is not
+    seen."""
     name = " ".join(neutralise(talk.name).split())
     forked = name.endswith(_FORK)
     model = model.rstrip("/").rpartition("/")[2]  # the end of it differs most
@@ -100,6 +106,7 @@ def _lines(talk: Talk, position: int, model: str) -> Content:
         ("▎", hue_of(position)),
         (f"{SYMBOLS[talk.phase]} ", colour),
         (in_words(talk), colour),
+        (f" · {_HALF_WRITTEN}" if talk.draft and is_hidden else "", "$warning"),
         (" · fork" if forked else "", "$foreground-muted"),
         (f" · {neutralise(model)}" if model else "", "$foreground-muted"),
     )

@@ -51,6 +51,9 @@ class Tracker:
         """Takes over the list of saved sessions."""
         for saved in await asyncio.to_thread(self._store.sessions):
             self.talks.setdefault(saved.id, talk_of(saved))
+        for session_id, text in (await self._drafts.texts()).items():
+            if session_id in self.talks:
+                self.talks[session_id].draft = text
         self._changed("", Change.LIST)
 
     def new(self, model: str | None = None) -> Talk:

@@ -71,8 +71,12 @@ def test_a_half_written_message_is_there_when_its_session_is_opened_again(tmp_pa
         store = Store(tmp_path / "sessions.db")  # the first one was never closed
         async with running(scripted(), store=store) as rig:
             assert rig.chat.prompt.text == ""
+            assert "open elsewhere · ✎" in rig.text()  # seen in the list before it is opened
             await rig.press("ctrl+pagedown")
             assert rig.chat.prompt.text == "half a thou"
+            assert "✎" not in rig.text()
+            await rig.press("ctrl+pageup")
+            assert "open elsewhere · ✎" in rig.text()
         async with running(scripted(), store=store, session="walruses") as rig:
             assert rig.chat.prompt.text == "half a thou"
             await rig.press("ctrl+c")

@@ -61,3 +61,15 @@ def test_a_notice_waits_for_the_dialog_that_follows_another_too() -> None:
             await rig.until(lambda: "the server went away" in rig.text())
 
     run(test)
+
+
+@pytest.mark.parametrize("size", [(40, 10), (120, 40)])
+def test_a_question_that_deletes_shows_its_answers(size: tuple[int, int]) -> None:
+    async def test() -> None:
+        async with running(ScriptedService(manual=True), size=size) as rig:
+            await rig.chat.tracker.rename(rig.talk.id, "a very long title " * 20)
+            rig.chat.do_delete("")
+            await rig.drawn()
+            assert "good?" in rig.text() and "y: yes · Esc: no" in rig.text()
+
+    run(test)
