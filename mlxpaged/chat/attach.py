@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shlex
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -130,9 +131,10 @@ class Attached:
         """What to say of a path of this machine that this user's own server does not know; None: it is none."""
         if self.record is None or model is None or not Path(model).is_absolute():
             return None
+        typed = shlex.quote(model)
         return (
             f"the server at {self.backend.url} was not started with {model} and takes no other path; `mlxpaged cp "
-            f"{model} NAME` gives it a name that it takes, `mlxpaged serve {model} --port 0` a server of its own"
+            f"{typed} NAME` gives it a name that it takes, `mlxpaged serve {typed} --port 0` a server of its own"
         )
 
     async def _ping(self) -> None:

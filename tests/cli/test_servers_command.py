@@ -214,14 +214,14 @@ def test_a_model_is_unloaded_at_the_server_that_holds_it_and_loaded_at_one_that_
 def test_a_path_that_the_server_was_not_started_with_is_refused_with_what_works(
     process: Program, serving: Serving, tmp_path: Path
 ) -> None:
-    record, file = serving("scripted"), tmp_path / "own.gguf"
+    record, file = serving("scripted"), tmp_path / "own model.gguf"
     file.write_bytes(b"GGUF")
-    for refused in (process("load", "own.gguf"), process("chat", str(file), stdin="hi\n", ATTACHES="1")):
+    for refused in (process("load", "own model.gguf"), process("chat", str(file), stdin="hi\n", ATTACHES="1")):
         assert refused.code == 3
         assert refused.err.splitlines()[-1] == (
             f"mlxpaged: the server at {record.url} was not started with {file} and takes no other path; "
-            f"`mlxpaged cp {file} NAME` gives it a name that it takes, "
-            f"`mlxpaged serve {file} --port 0` a server of its own"
+            f"`mlxpaged cp '{file}' NAME` gives it a name that it takes, "
+            f"`mlxpaged serve '{file}' --port 0` a server of its own"
         )
     assert process("cp", str(file), "mine").code == 0
     assert process("load", "mine").err.splitlines()[-1].startswith("mlxpaged: mine is ready")
