@@ -58,6 +58,7 @@ class PieceReader:
 
     def __init__(self) -> None:
         self._held = ""
+        self._begun = True  # of thinking or prose: False while only the empty lines before it have come
         self._line_start = True
         self._state = "start"  # then "thinking", "prose" or "code"
         self._marker = ""
@@ -79,6 +80,9 @@ class PieceReader:
         before = None
         while self._held and before != (self._held, self._state):
             before = (self._held, self._state)
+            if not self._begun:
+                self._held = self._held.lstrip("\n")
+                self._begun = bool(self._held)
             match self._state:
                 case "start":
                     self._begin(final)
@@ -91,14 +95,14 @@ class PieceReader:
         """A reply may open with thinking; blank space before it does not count."""
         bare = self._held.lstrip()
         if bare.startswith(_THINK):
-            self._held, self._state = bare.removeprefix(_THINK).lstrip("\n"), "thinking"
+            self._held, self._state, self._begun = bare.removeprefix(_THINK), "thinking", False
         elif final or (bare and not _THINK.startswith(bare)):
-            self._held, self._state = self._held.lstrip("\n"), "prose"
+            self._state, self._begun = "prose", False
 
     def _think(self, final: bool) -> Iterator[Piece]:
         thought, end, rest = self._held.partition(_THINK_END)
         if end:
-            self._held, self._state = rest.lstrip("\n"), "prose"
+            self._held, self._state, self._begun = rest, "prose", False
         elif final:
             self._held = ""
         else:  # the end marker may come in parts

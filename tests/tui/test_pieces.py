@@ -90,6 +90,12 @@ ALPHABET = st.lists(
 ).map("".join)
 
 
+def test_empty_lines_before_thinking_and_before_prose_are_dropped_although_they_come_late() -> None:
+    parts = ("<think>", "\n", "\nhm", "</think>", "\n", "\n", "so")
+    assert read(*parts) == read("".join(parts)) == [Thinking("hm"), Prose("so")]
+    assert read("<think>", "\n") == read("<think>\n") == []
+
+
 @given(ALPHABET, st.data())
 def test_the_pieces_do_not_depend_on_where_the_text_was_cut(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
