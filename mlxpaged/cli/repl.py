@@ -128,10 +128,11 @@ class ChatLoop:
             await asyncio.wait([task])
         view.finish()
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        assert self._loading and before
         if error is None:
+            before.cancel()  # where it still loads, nobody wants it any more
             self._page.say(f"Now with {task.result().name}.")
             return
-        assert self._loading and before
         self._loading.cancel()
         self._loading = before
         if not isinstance(error, MlxpagedError | asyncio.CancelledError):

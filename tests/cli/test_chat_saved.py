@@ -335,6 +335,23 @@ def test_a_server_that_ends_between_two_questions_is_started_again(
     assert chat.count(f"Started a server in the background at {other.url}/v1 (pid {other.pid})") == 1
 
 
+def test_a_wrong_model_leaves_the_one_before_in_use(terminal: Open, servers: Callable[[], list[ServerRecord]]) -> None:
+    chat = terminal("chat", "scripted", ATTACHES="1")
+    chat.until("Started a server")
+    chat.until(READY)
+    chat.type("/model missing" + ENTER)
+    chat.until("does not load missing")
+    chat.until(READY)
+    chat.type("/stats" + ENTER)
+    chat.until("model     scripted")
+    chat.until(READY)
+    chat.type("/model" + ENTER)
+    chat.until("* scripted  ready")
+    assert "You said: one" in talk(chat, "one")
+    assert "not attached" not in chat.text()
+    assert len(servers()) == 1
+
+
 def test_a_server_that_dies_in_mid_answer_keeps_what_came(
     terminal: Open, servers: Callable[[], list[ServerRecord]], store: Callable[[], Store]
 ) -> None:
