@@ -39,6 +39,8 @@ def show_estimate(model: str, config: EngineConfig, as_json: bool) -> int:
 
 
 def _facts(plan: MemoryPlan, served_by: str) -> list[Fact]:
+    from ..model.memplan import gib
+
     pool = f"{gib(plan.kv_bytes)}, {plan.token_bytes / 1024:.1f} KiB a token, "
     blocks = " + ".join(f"{count - 1:,}" for count in plan.most_blocks)
     begins = " + ".join(f"{count - 1:,}" for count in plan.start_blocks)
@@ -53,8 +55,3 @@ def _facts(plan: MemoryPlan, served_by: str) -> list[Fact]:
     if plan.fixed_bytes:
         facts.insert(5, ("state", f"{gib(plan.fixed_bytes)} a request"))
     return facts
-
-
-def gib(count: int) -> str:
-    """Bytes as --memory-budget reads them."""
-    return f"{count / 2**30:.2f} GiB"

@@ -14,6 +14,7 @@ from .check import differs_from_stock
 from .finding import Finding
 from .kvspec import KVSpec, NotPaged, probe
 from .loader import LoadedModel, load
+from .memplan import gib
 from .serving import why_built_anew
 from .sources import ModelSource
 
@@ -33,7 +34,7 @@ def examine(
         loaded = load(source, dtype)
     except MlxpagedError as error:
         return None, [Finding("model", f"{source.name} cannot be loaded", str(error), problem=True)]
-    facts = [loaded.name, f"{loaded.weights_bytes / 1e9:.2f} GB", f"context {loaded.context_len:,}", *loaded.notes]
+    facts = [loaded.name, gib(loaded.weights_bytes), f"context {loaded.context_len:,}", *loaded.notes]
     found = [Finding("model", "; ".join(facts))]
     spec = None
     try:

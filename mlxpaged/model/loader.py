@@ -22,6 +22,7 @@ from .gguf_file import GgufFile
 from .gguf_tokenizer import gguf_tokenizer
 from .gguf_weights import build, num_parameters, shapes
 from .memory import free_memory
+from .memplan import gib
 from .sources import ModelSource
 from .tokenizer import Tokenizer
 from .tokenizer_files import folder_tokenizer, read_json
@@ -89,11 +90,11 @@ def choose_format(dtype: Dtype, parameters: int, on_cpu: bool, free_bytes: int) 
     if dtype == "auto":
         if parameters * 4 <= free_bytes // 2:
             return Format(mx.float32)
-        needed, free = parameters * 4 / 1e9, free_bytes / 1e9
+        needed, free = gib(parameters * 4), gib(free_bytes)
         return Format(
             None,
             mx.float32,
-            f"weights stay as stored: float32 would take {needed:.1f} GB, more than half of the {free:.1f} GB free; "
+            f"weights stay as stored: float32 would take {needed}, more than half of the {free} free; "
             "--dtype float32 insists",
         )
     return Format(None, mx.float32)

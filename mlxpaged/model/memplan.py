@@ -10,7 +10,7 @@ from .kvplan import KVGroup, most, plan_blocks, row_bytes, start_blocks
 LEAST_CONTEXT = 512
 """A model that could not hold even this many tokens is refused."""
 
-_MIB = 2**20
+_MIB, _GIB = 2**20, 2**30
 _CACHE_LEAST, _CACHE_MOST = 64 * _MIB, 2048 * _MIB
 _FUSED_WIDTHS = frozenset({64, 80, 128})
 """Head widths for which MLX's GPU attention makes no array of scores."""
@@ -116,7 +116,7 @@ class MemoryPlan:
     (one step's work) and `cache_bytes` (what MLX may keep for reuse) come off it, `kv_bytes` is left. Per KV group the
     pool begins with `start_blocks` and never has more than `most_blocks`. `largest_context`: tokens of the longest
     request that fits, 0 for none; `context_len`: what a request may have; `least_context`: what must fit, and
-    `least_bytes` the limit with which it would."""
+    `least_bytes` the limit with which it would. `machine_bytes`: the smallest limit but --memory-budget."""
 
     name: str
     limit_bytes: int
@@ -133,6 +133,7 @@ class MemoryPlan:
     context_len: int
     least_context: int
     least_bytes: int
+    machine_bytes: int
 
     @property
     def fits(self) -> bool:
@@ -187,6 +188,7 @@ def plan_memory(machine: Machine, need: Need, wish: Wish) -> MemoryPlan:
         context_len,
         least,
         least_bytes,
+        min(machine.limits(None).values()),
     )
 
 
@@ -200,8 +202,8 @@ def refusal(plan: MemoryPlan) -> str | None:
     if plan.fits:
         return None
     work = plan.chunk_bytes + plan.cache_bytes
-    takes = f"{plan.name} does not fit: its weights take {_gb(plan.weights_bytes)}, the work of a step {_gb(work)}"
-    allows = f"{plan.limited_by} allows {_gb(plan.limit_bytes)}"
+    takes = f"{plan.name} does not fit: its weights take {gib(plan.weights_bytes)}, the work of a step {gib(work)}"
+    allows = f"{plan.limited_by} allows {gib(plan.limit_bytes)}"
     if not plan.largest_context:
         return f"{takes}, and {allows}, so no context fits; {_way_out(plan)}"
     asked = plan.least_context == plan.context_len
@@ -214,16 +216,24 @@ def refusal(plan: MemoryPlan) -> str | None:
 
 
 def _way_out(plan: MemoryPlan) -> str:
-    if plan.limited_by == "--memory-budget":
-        return f"raise --memory-budget to {_gb(plan.least_bytes)} or more, or give a smaller or more quantised model"
+    if plan.limited_by == "--memory-budget" and plan.least_bytes <= plan.machine_bytes:
+        enough = _budget(plan.least_bytes)
+        return f"raise --memory-budget to {enough} or more, or give a smaller or more quantised model"
     if plan.limited_by == "the free memory":
         return "close other programs, or give a smaller or more quantised model"
     return "give a smaller or more quantised model"
 
 
-def _gb(count: float) -> str:
-    """Up in the second decimal, so that a number that is named is enough; units as --memory-budget reads them."""
-    return f"{-(-count * 100 // 2**30) / 100:.2f}GB"
+def gib(count: int) -> str:
+    """Bytes in the units that --memory-budget reads, small ones in MiB."""
+    if count >= _GIB // 10:
+        return f"{count / _GIB:.2f} GiB"
+    return f"{count / _MIB:.1f} MiB" if count >= _MIB // 10 else f"{count:,} byte{'s' * (count != 1)}"
+
+
+def _budget(count: int) -> str:
+    """A value for --memory-budget that is enough for `count` bytes: rounded up."""
+    return f"{-(-count * 100 // _GIB) / 100:.2f}GiB" if count >= _GIB // 10 else f"{-(-count // _MIB)}MiB"
 
 
 def _kb(count: int) -> str:

@@ -50,6 +50,16 @@ def test_json_has_every_number(program: Program) -> None:
 def test_a_model_that_would_not_fit_is_exit_1_with_the_way_out(program: Program) -> None:
     done = program("load", "smollm2", "--estimate", "--dtype", "float32", "--memory-budget", "512MB")
     assert done.code == 1 and "raise --memory-budget to " in done.out.splitlines()[-1]
+    assert "weights      0.50 GiB" in done.out and "its weights take 0.50 GiB" in done.out.splitlines()[-1]
+    named = done.out.split("raise --memory-budget to ")[1].split()[0]
+    assert program("load", "smollm2", "--estimate", "--dtype", "float32", "--memory-budget", named).code == 0
+
+
+def test_a_tiny_budget_is_told_as_it_was_given(program: Program) -> None:
+    done = program("load", "smollm2", "--estimate", "--dtype", "float32", "--memory-budget", "1")
+    assert done.code == 1 and "--memory-budget allows 1 byte, so" in done.out
+    done = program("load", "smollm2", "--estimate", "--dtype", "float32", "--memory-budget", "100MB")
+    assert "limit        100.0 MiB, by --memory-budget" in done.out and "allows 100.0 MiB, so" in done.out
 
 
 def test_json_alone_is_a_wrong_flag(program: Program) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from mlxpaged.cli.options import byte_count
 from mlxpaged.model.kvplan import KV_FORMATS, KVGroup, affordable, most, plan_blocks, row_bytes, start_blocks
-from mlxpaged.model.memplan import Machine, MemoryPlan, Need, Wish, Work, is_fused, plan_memory, refusal
+from mlxpaged.model.memplan import Machine, MemoryPlan, Need, Wish, Work, gib, is_fused, plan_memory, refusal
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 FP16 = KV_FORMATS["float16"]
@@ -77,7 +78,7 @@ def test_its_whole_context_is_refused_with_the_numbers_and_the_flag() -> None:
     plan = plan_memory(MAC_16, need(9.0), Wish(context_len=131_072, step_budget=512))
     reason = refusal(plan)
     assert reason is not None and "\n" not in reason
-    assert "weights take 9.00GB" in reason and "working set allows 10.67GB" in reason and "128.0 KiB" in reason
+    assert "weights take 9.00 GiB" in reason and "working set allows 10.67 GiB" in reason and "128.0 KiB" in reason
     assert f"the largest that does is {plan.largest_context:,}; use --ctx {plan.largest_context}" in reason
     again = plan_memory(MAC_16, need(9.0), Wish(context_len=plan.largest_context, step_budget=512))
     assert refusal(again) is None
@@ -120,10 +121,24 @@ def test_a_memory_budget_bounds_weights_kv_and_work_together() -> None:
 
 def test_a_budget_that_is_too_small_is_told_one_that_is_enough() -> None:
     model = need(4.0)
-    reason = refusal(plan_memory(H200, model, Wish(memory_budget=3 * GIB)))
-    assert reason is not None
-    named = float(reason.split("raise --memory-budget to ")[1].split("GB")[0])
-    assert refusal(plan_memory(H200, model, Wish(memory_budget=int(named * GIB)))) is None
+    for budget in (1, 3 * GIB):
+        reason = refusal(plan_memory(H200, model, Wish(memory_budget=budget)))
+        assert reason is not None
+        named = byte_count("--memory-budget", reason.split("raise --memory-budget to ")[1].split()[0])
+        assert refusal(plan_memory(H200, model, Wish(memory_budget=named))) is None
+
+
+def test_no_budget_is_named_that_the_machine_could_not_give() -> None:
+    reason = refusal(plan_memory(MAC_16, need(12.0), Wish(memory_budget=3 * GIB)))
+    assert reason is not None and "--memory-budget allows 3.00 GiB, so no context fits; give a smaller" in reason
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "1 byte"), (4096, "4,096 bytes"), (2**20, "1.0 MiB"), (100 * 2**20, "100.0 MiB"), (513 * 2**20, "0.50 GiB")],
+)
+def test_bytes_are_told_in_one_unit_small_ones_in_mib(count: int, words: str) -> None:
+    assert gib(count) == words
 
 
 def test_a_larger_budget_than_the_machine_changes_nothing() -> None:
