@@ -67,7 +67,7 @@ class TuiApp(App[None]):
         """A file that took what could not be saved; known once the app has ended."""
         self._first = store.find(session).id if session else None
         self._chat: ChatScreen | None = None
-        self._closed = False
+        self._left = False
         for one in THEMES:
             self.register_theme(one)
         if theme and theme not in self.available_themes:
@@ -100,7 +100,7 @@ class TuiApp(App[None]):
         """Stops what runs, saves, leaves."""
         if self._chat:
             self._chat.write_down()
-        self._closed = True
+        self._left = True
         self.rescued = await self.tracker.close()
         self.exit()
 
@@ -110,7 +110,7 @@ class TuiApp(App[None]):
             await super().run_async(**how)
         finally:
             self._chat = None
-            if not self._closed:
+            if not self._left:
                 self.rescued = await self.tracker.close("interrupted")
 
     @property
