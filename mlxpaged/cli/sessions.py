@@ -185,7 +185,7 @@ def remove(
     with _store() as store:
         found = list({one.id: one for one in map(store.find, names)}.values())
         if not yes and sys.stdin.isatty():
-            typer.confirm(f"Delete {', '.join(map(_described, found))} for good?", abort=True, err=True)
+            typer.confirm(f"Delete {'; '.join(map(_described, found))} for good?", abort=True, err=True)
         for one in found:
             store.remove(one.id)
             Drafts.beside(store.path).drop(one.id)

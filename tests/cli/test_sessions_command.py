@@ -143,8 +143,8 @@ def test_what_is_listed_names_a_session_and_a_letter_of_it_none(program: Program
 
 
 def test_in_a_terminal_removing_is_asked_about(terminal: Callable[..., Terminal], store: Store) -> None:
-    asked = terminal("sessions", "rm", KANJI)
-    asked.until("2 messages for good? [y/N]")
+    asked = terminal("sessions", "rm", KANJI, FOXES)
+    assert "2 messages; 'Foxes" in asked.until("2 messages for good? [y/N]").replace("\n", "")
     asked.type("n\r")
     assert asked.ended() != 0 and len(store.sessions()) == 2
     asked = terminal("sessions", "rm", KANJI)
