@@ -4,13 +4,14 @@ Ctrl-C, and kept for the next prompt. Owns which of its line breaks finish a lin
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
 
 from prompt_toolkit.input import Input
-from prompt_toolkit.input.typeahead import store_typeahead
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 
@@ -48,6 +49,8 @@ class TypeAhead:
             self._silent = True
         tell_terminal("\x1b[?2004h")  # the line editor took its brackets around pastes with it
         self._reading.enter_context(self._terminal.attach(self._read))
+        self._at = self._clock()
+        self._keep(get_typeahead(self._terminal))  # lines that wait still, and what came while the prompt was put away
 
     def end(self) -> None:
         """A prompt begins."""
@@ -71,7 +74,11 @@ class TypeAhead:
             self._keep(self._terminal.flush_keys())
 
     def _keep(self, keys: list[KeyPress]) -> None:
-        self._presses += [(key, self._at) for key in keys if key.key != Keys.CPRResponse]
+        for key in keys:
+            if key.key == Keys.ControlC:  # pressed before the terminal made a signal of it again
+                signal.raise_signal(signal.SIGINT)
+            elif key.key != Keys.CPRResponse:
+                self._presses.append((key, self._at))
 
 
 def keys_of(presses: list[tuple[KeyPress, float]]) -> list[KeyPress]:
@@ -82,7 +89,7 @@ def keys_of(presses: list[tuple[KeyPress, float]]) -> list[KeyPress]:
     for (press, at), (_, next_at) in pairwise([*presses, (_LINE_BREAK, math.inf)]):
         if press.key == Keys.Escape and next_at - at > _ALONE_S:
             continue
-        if press.key == Keys.Enter and not escaped:
+        if press.key == Keys.Enter and press != FINISHED and not escaped:
             more = next_at - at < PASTE_S
             keys.append(_LINE_BREAK if more or at < pasting_until else FINISHED)
             pasting_until = at + PASTE_S if more else -math.inf

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+
 import pytest
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 
-from mlxpaged.cli.typeahead import FINISHED, PASTE_S, keys_of
+from mlxpaged.cli.typeahead import FINISHED, PASTE_S, TypeAhead, keys_of
 
 ENTER, ESCAPE = KeyPress(Keys.Enter, "\r"), KeyPress(Keys.Escape, "\x1b")
 SLOW = 4 * PASTE_S
@@ -45,3 +50,24 @@ def shown(keys: list[KeyPress]) -> str:
 )
 def test_an_enter_finishes_its_line_unless_a_paste_brought_it(chunks: list[tuple[str, float]], meant: str) -> None:
     assert shown(keys_of(typed(*chunks))) == meant
+
+
+def test_lines_that_wait_stay_finished_and_control_c_is_a_signal_however_it_came() -> None:
+    async def between_prompts() -> list[KeyPress]:
+        with create_pipe_input() as terminal:
+            ahead = TypeAhead(terminal)
+            store_typeahead(terminal, [KeyPress("a"), FINISHED, KeyPress("b"), KeyPress(Keys.ControlC, "\x03")])
+            ahead.begin()
+            terminal.send_text("c\x03")
+            while len(interrupts) < 2:
+                await asyncio.sleep(0.01)
+            ahead.end()
+            ahead.close()
+            return get_typeahead(terminal)
+
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        assert shown(asyncio.run(between_prompts())) == "a|bc"
+    finally:
+        signal.signal(signal.SIGINT, before)
