@@ -49,7 +49,7 @@ def doctor(
     if report:
         _require_writable(report)
     startup, findings = _machine()
-    findings += [settings_file(), cache_folder(), port(), network()]
+    findings += [settings_file(), cache_folder(), *own_folders(), port(), network()]
     loaded = None
     usable = not any(one.problem and one.name in {"mlx", "mlx-lm"} for one in findings)
     if usable:
@@ -107,6 +107,31 @@ def cache_folder() -> Finding:
         return Finding("cache folder", f"{folder} cannot be written: {error.strerror}", advice, problem=True)
     tight = f"little room is left for models beside {folder}" if free < _LEAST_FREE else None
     return Finding("cache folder", f"{folder}, {free / 2**30:.1f} GiB free", tight)
+
+
+def own_folders() -> list[Finding]:
+    """What of our own cannot be kept, each with what comes of it. Creates nothing."""
+    from ..model.finding import Finding
+
+    found = []
+    for name, folder, loss, is_wrong in (
+        ("state", paths.state_dir(), "chat and tui cannot start a server", True),
+        ("data", paths.data_dir(), "no conversation is saved", True),
+        ("config", paths.config_dir(), "`mlxpaged config set` cannot write", False),
+    ):
+        if reason := _unwritable(folder):
+            advice = f"{loss}; make {folder} writable, or let MLXPAGED_{name.upper()} name another folder"
+            value = f"{folder} cannot be written: {reason}"
+            found.append(Finding(f"{name} folder", value, advice, problem=is_wrong))
+    return found
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Why `folder` takes no file, or cannot be made; None where all is well."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} is read-only"
 
 
 def port() -> Finding:

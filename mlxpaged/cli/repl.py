@@ -52,6 +52,7 @@ class ChatLoop:
         self._prefill = ""
         self._told_problem: str | None = None
         self._told_notice = ""
+        self._told_model = ""
         self._loading: asyncio.Task[ModelCard] | None = None
         self._interrupts: Interrupts | None = None  # None behind a pipe: there, Ctrl-C ends the program
         self.failed = False
@@ -82,6 +83,8 @@ class ChatLoop:
                 self._tell_problem()
                 self._page.say_kept()
                 self._page.gap()
+            if self._page.quiet:
+                await self._card()  # a script that has nothing to say still learns that there is no such model
         except Leave:
             return
         finally:
@@ -119,7 +122,7 @@ class ChatLoop:
 
     async def _switch(self, model: str) -> None:
         """Another model from now on; where that fails, the one before."""
-        before = self._loading
+        before, model_before = self._loading, self._told_model
         self._progress.done = False
         self._begin_loading(lambda: self._opened.switch(model))
         view = self._page.reply()
@@ -131,7 +134,8 @@ class ChatLoop:
         assert self._loading and before
         if error is None:
             before.cancel()  # where it still loads, nobody wants it any more
-            self._page.say(f"Now with {task.result().name}.")
+            if task.result().name == model_before:
+                self._page.say(f"Still with {model_before}.")
             return
         self._loading.cancel()
         self._loading = before
@@ -170,9 +174,16 @@ class ChatLoop:
         if self._opened.notice != self._told_notice and (self._opened.started or not self._page.quiet):
             self._told_notice = self._opened.notice
             self._page.later(self._opened.notice)
-        for note in loading.result().notes:
-            self._page.later(note)
+        self._tell_model(loading.result())
         self._keyboard.above(self._page.say_kept)
+
+    def _tell_model(self, card: ModelCard) -> None:
+        """Says who answers from now on, and what there is to know of it."""
+        if card.name != self._told_model and not self._page.quiet:
+            self._page.later(f"{'Now with' if self._told_model else 'Talking with'} {card.name}.")
+            self._told_model = card.name
+        for note in card.notes:
+            self._page.later(note)
 
     def _backend(self) -> Backend:
         return self._opened.backend

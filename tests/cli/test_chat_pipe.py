@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 
+import pytest
+
 from tests.cli.conftest import PATIENCE_S, ROOT, SCRIPTED, Program
 
 
@@ -60,6 +62,7 @@ def test_an_interrupt_while_it_waits_for_a_line_exits_130(environment: dict[str,
         assert chat.wait(PATIENCE_S) == 130
 
 
-def test_a_model_that_cannot_be_loaded_ends_it(program: Program) -> None:
-    ended = program("chat", "missing", stdin="hi\n")
+@pytest.mark.parametrize("stdin", ["hi\n", ""])
+def test_a_model_that_cannot_be_loaded_ends_it(program: Program, stdin: str) -> None:
+    ended = program("chat", "missing", stdin=stdin)
     assert (ended.code, ended.out, ended.err) == (3, "", "mlxpaged: no model at 'missing'\n")

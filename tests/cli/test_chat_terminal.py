@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mlxpaged.cli.typeahead import PASTE_S
 from tests.cli.conftest import SCRIPTED, Terminal
 
-ENTER, NEW_LINE, CTRL_C, CTRL_D, CTRL_L = "\r", "\x1b\r", "\x03", "\x04", "\x0c"
+ENTER, NEW_LINE, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x03", "\x04"
 READY = "/help for commands"
 
 Open = Callable[..., Terminal]
@@ -112,19 +114,17 @@ def test_lines_finished_while_a_reply_streams_are_sent_after_it_in_order(termina
     chat.until("You said: a rest")
 
 
-def test_a_paste_while_a_reply_streams_sends_nothing_with_brackets_or_without(terminal: Open) -> None:
+@pytest.mark.parametrize("paste", ["\x1b[200~one\rtwo\r\x1b[201~", "one\rtwo\r"])
+def test_a_paste_while_a_reply_streams_sends_nothing_with_brackets_or_without(terminal: Open, paste: str) -> None:
     chat = terminal("chat", "scripted")
-    for paste in ("\x1b[200~one\rtwo\r\x1b[201~", "one\rtwo\r"):
-        chat.until(READY)
-        chat.type("stall" + ENTER)
-        chat.until("Once upon a time")
-        chat.type(paste)
-        chat.type(CTRL_C)
-        assert "You said" not in chat.until("... two")
-        chat.type(CTRL_C)  # drops it
-        chat.type("/new" + ENTER)
-        chat.until("A new conversation")
-        chat.type(CTRL_L)
+    chat.until(READY)
+    chat.type("stall" + ENTER)
+    chat.until("Once upon a time")
+    chat.type(paste)
+    chat.type(CTRL_C)
+    assert "You said" not in chat.until("... two")
+    chat.type(ENTER)
+    assert "one\ntwo\n" in chat.until("ttft", 2).partition("You said: ")[2]
 
 
 def test_the_terminal_is_as_it_was_after_a_chat(terminal: Open) -> None:
@@ -199,12 +199,26 @@ def test_the_prompt_is_there_before_the_model_and_a_message_waits_for_it(termina
     chat = terminal("chat", f"fifo:{pipe}")
     chat.until(READY)
     chat.until("loading")
+    assert "Talking with" not in chat.text()
     chat.type("early" + ENTER)
     chat.until(">>> early")
     pipe.write_bytes(b"go")
     shown = chat.until("ttft")
     assert "You said: early" in shown
     assert "loading" not in shown[shown.index("You said") :]
+    chat.until("Talking with fifo:")
+    chat.until(READY)
+    chat.type("/model scripted" + ENTER)
+    chat.until("Now with scripted.")
+    chat.until(READY)
+    chat.type("/model scripted" + ENTER)
+    chat.until("Still with scripted.")
+
+
+def test_a_chat_says_which_model_answers(terminal: Open) -> None:
+    chat = terminal("chat")
+    chat.until("Talking with smollm2.")
+    assert chat.count("Talking with") == 1
 
 
 def test_leaving_does_not_wait_for_a_load(terminal: Open, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from contextlib import closing
 from pathlib import Path
@@ -48,6 +49,24 @@ def test_a_cache_folder_that_cannot_be_written_is_a_problem(program: Program, tm
     assert ended.code == 1
     assert "x cache folder" in ended.out
     assert "To do:\n- cache folder: make" in ended.out and "MLXPAGED_CACHE name another folder" in ended.out
+
+
+def test_own_folders_that_cannot_be_written_are_problems(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    really = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and really(path, mode))
+    (tmp_path / "file").write_text("")
+    variables = {"STATE": locked / "below", "DATA": tmp_path / "file" / "below", "CONFIG": locked}
+    ended = program("doctor", **{f"MLXPAGED_{name}": str(folder) for name, folder in variables.items()})
+    assert ended.code == 1 and "To do:" in ended.out
+    assert f"x state folder    {locked}/below cannot be written: {locked} is read-only" in ended.out
+    assert "chat and tui cannot start a server; make" in ended.out and "MLXPAGED_STATE name another" in ended.out
+    assert f"x data folder     {tmp_path}/file/below cannot be written: {tmp_path}/file is no folder" in ended.out
+    assert f"! config folder   {locked} cannot be written" in ended.out
+    assert list(locked.iterdir()) == []
 
 
 def test_a_port_in_use_is_worth_knowing_and_no_problem(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
