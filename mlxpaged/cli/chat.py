@@ -35,6 +35,7 @@ Files = Annotated[
 
 
 def chat(
+    context: typer.Context,
     model: options.OptionalModelArgument = None,
     continues: Continue = False,
     session: SessionName = None,
@@ -80,8 +81,7 @@ def chat(
     try:
         busy = _open_elsewhere(store) if continues and session is None else None
         found = _found(store, session) if wanted else None
-        conversation = Conversation(store, found, system)
-        conversation.add_values(flags.given())
+        conversation = Conversation(store, found, system, *options.by_source(context, flags))
         for path in file or ():
             conversation.attach(path)
         progress = LoadProgress()

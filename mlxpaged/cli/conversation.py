@@ -20,10 +20,23 @@ _LARGEST_FILE = 1 << 20
 
 
 class Conversation:
-    """The session a person talks in; `new`, `open` and `fork` change which one that is."""
+    """The session a person talks in; `new`, `open` and `fork` change which one that is.
 
-    def __init__(self, store: Store, session: Session | None = None, system: str | None = None) -> None:
+    `standing` values (of the configuration) hold where the session says nothing, `typed` ones (flags of this call) over
+    the session's, until `set_value` sets them. Neither is saved.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        session: Session | None = None,
+        system: str | None = None,
+        standing: Mapping[str, float] | None = None,
+        typed: Mapping[str, float] | None = None,
+    ) -> None:
         self.store = store
+        self._standing = dict(standing or {})
+        self._typed = dict(typed or {})
         self.id = (session or store.create(system=system)).id
         self._files: list[tuple[str, str]] = []
         if session and system is not None:
@@ -53,11 +66,8 @@ class Conversation:
     @property
     def values(self) -> dict[str, float]:
         """The sampling values asked for, which go over the model's own defaults."""
-        return {name: value for name, value in self.session.params.items() if name != _THINK}
-
-    def add_values(self, values: Mapping[str, float]) -> None:
-        """Ask for these values too."""
-        self.store.set_params(self.id, {**self.session.params, **values})
+        own = {name: value for name, value in self.session.params.items() if name != _THINK}
+        return {**self._standing, **own, **self._typed}
 
     @property
     def thinks(self) -> bool | None:
@@ -67,7 +77,7 @@ class Conversation:
 
     @thinks.setter
     def thinks(self, wanted: bool) -> None:
-        self.add_values({_THINK: float(wanted)})
+        self.store.set_params(self.id, {**self.session.params, _THINK: float(wanted)})
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -177,6 +187,8 @@ class Conversation:
         return "\n".join(f"{name:18} {'-' if value is None else value}" for name, value in shown.items())
 
     def set_value(self, name: str, text: str) -> None:
-        """Sets one sampling value, or gives it back to the model with `default`; see chat/values.py. Raises
-        BadParameter."""
+        """Sets one sampling value for this session, or gives it back to the model with `default`; see chat/values.py.
+        Raises BadParameter."""
         self.store.set_params(self.id, with_value(self.session.params, name, text, self.values))
+        for values in (self._standing, self._typed):
+            values.pop(name.removeprefix("--").replace("-", "_"), None)

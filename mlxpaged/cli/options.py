@@ -86,6 +86,16 @@ class SamplingFlags:
             raise ConfigError(with_flag_names(error)) from None
 
 
+def by_source(context: typer.Context, flags: SamplingFlags) -> tuple[dict[str, float], dict[str, float]]:
+    """The values that the configuration or a variable gave, and those typed on the command line of this call."""
+    standing: dict[str, float] = {}
+    typed: dict[str, float] = {}
+    for name, value in flags.given().items():
+        source = context.get_parameter_source(name)
+        (typed if source is not None and source.name == "COMMANDLINE" else standing)[name] = value
+    return standing, typed
+
+
 def with_flag_names(error: BadParameter) -> str:
     """The error's text with the field named as its flag: top_p becomes --top-p."""
     name = error.param or ""

@@ -55,6 +55,25 @@ def test_the_last_conversation_goes_on_where_it_stopped(terminal: Open, store: C
     assert (session.title, session.num_messages, session.model) == ("emoji 🦊 漢字", 4, "scripted")
 
 
+def test_a_flag_of_one_call_is_none_of_the_next(
+    terminal: Open, program: Program, store: Callable[[], Store], environment: dict[str, str]
+) -> None:
+    chat = terminal("chat", "scripted", "--seed", "3")
+    talk(chat, "values")
+    assert "temperature=0.0 top_p=1.0 seed=3" in chat.text()
+    leave(chat)
+    folder = Path(environment["MLXPAGED_CONFIG"])
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text("temperature = 0.5\nseed = 4\n")
+    flags = "temperature=0.5 top_p=1.0 seed={}\n".format
+    assert program("chat", "-c", "--seed", "8", stdin="values\n").out == flags(8)
+    assert program("chat", "-c", stdin="values\n/params seed 5\nvalues\n").out == flags(4) + flags(5)
+    assert program("chat", "-c", stdin="values\n").out == flags(5)  # the session's own, over the configuration's
+    assert program("chat", "-c", "--seed", "8", stdin="values\n").out == flags(8)
+    (session,) = store().sessions()
+    assert session.params == {"seed": 5}
+
+
 def test_a_message_that_was_taken_back_is_no_turn_of_the_list(terminal: Open, program: Program) -> None:
     chat = terminal("chat", "scripted", "--ctx", "64")
     talk(chat, "ok")

@@ -150,6 +150,17 @@ def test_system_is_shown_set_and_dropped() -> None:
     assert conversation.system is None
 
 
+def test_flags_hold_for_their_call_and_are_not_saved() -> None:
+    store = Store(None)
+    session = store.create("scripted", None, {"top_k": 5, "temperature": 0.2})
+    standing, typed = {"temperature": 0.9, "min_p": 0.1}, {"top_k": 7, "max_tokens": 30}
+    conversation = Conversation(store, session, None, standing, typed)
+    assert conversation.values == {"temperature": 0.2, "min_p": 0.1, "top_k": 7, "max_tokens": 30}
+    said(conversation, "/params top_k 9 max-tokens default")
+    assert conversation.values == {"temperature": 0.2, "min_p": 0.1, "top_k": 9}
+    assert store.session(session.id).params == {"top_k": 9, "temperature": 0.2}
+
+
 def test_params_are_set_shown_and_given_back() -> None:
     conversation = talk()
     said(conversation, "/set top_k 5")
