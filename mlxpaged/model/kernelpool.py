@@ -141,10 +141,12 @@ class KernelPool:
             *gathered, self.token = kv_gather(
                 self._launch, *self._pools[layer], batch.slots, batch.num_slots, self.token
             )
-        queries, fresh = batch.widened(queries), [batch.widened(array[:, :, 0]) for array in new]
-        if self._round_chunks:  # then a chunk's made-up keys are other rows' tokens
-            fresh[1] = finite(fresh[1])
-        outputs = []
+        fresh: list[mx.array] = []
+        if any(run.kv_begin is None for run in batch.runs):
+            fresh = [batch.widened(array[:, :, 0]) for array in new]
+            if self._round_chunks:  # then a chunk's made-up keys are other rows' tokens
+                fresh[1] = finite(fresh[1])
+        queries, outputs = batch.widened(queries), []
         for run in batch.runs:
             mine = slice(run.begin, run.begin + run.inputs.length)
             if run.kv_begin is None:

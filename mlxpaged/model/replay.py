@@ -39,13 +39,17 @@ Forward = Callable[[StepInputs], mx.array]
 
 
 def replay_differs(
-    model: nn.Module, config: dict[str, Any], context_len: int, pool: KernelPool, linears: LinearWays | None
+    model: nn.Module,
+    config: dict[str, Any],
+    context_len: int,
+    make: Callable[[], KernelPool],
+    linears: LinearWays | None,
 ) -> str | None:
-    """None when replayed steps give the logits of those built anew; else one line that says what they do. `pool` has
-    BLOCKS blocks in each group and nobody else's, and attends by kernels at every size. Not computed twice: see
-    remembered()."""
+    """None when replayed steps give the logits of those built anew; else one line that says what they do. The pool to
+    `make` has BLOCKS blocks in each group and attends by kernels at every size. Not computed twice, see remembered()
+    (then no pool is made either)."""
     try:
-        error = remembered("replay", model, config, lambda: _error(model, context_len, pool, linears))
+        error = remembered("replay", model, config, lambda: _error(model, context_len, make(), linears))
     except Exception as raised:  # whatever tracing or the device does not take
         lines = str(raised).strip().splitlines() or [""]
         return f"replaying them failed: {type(raised).__name__}: {lines[0]}".rstrip(": ")

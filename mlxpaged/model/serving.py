@@ -158,9 +158,13 @@ def _linears(path: AttentionPath) -> LinearWays | None:
 
 def why_built_anew(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> str | None:
     """None where decode steps over the kernels of `path` may be replayed as graphs; else why each is built anew."""
-    pool = make_pool(spec, (BLOCKS,) * len(spec.windows), replace(path, choice=PathChoice()))
-    assert isinstance(pool, KernelPool)
-    return replay_differs(loaded.model, loaded.config, loaded.context_len, pool, _linears(path))
+
+    def small_pool() -> KernelPool:
+        pool = make_pool(spec, (BLOCKS,) * len(spec.windows), replace(path, choice=PathChoice()))
+        assert isinstance(pool, KernelPool)
+        return pool
+
+    return replay_differs(loaded.model, loaded.config, loaded.context_len, small_pool, _linears(path))
 
 
 def _replays(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> bool:

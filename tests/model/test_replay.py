@@ -35,7 +35,7 @@ def verdict(name: str, context_len: int = 4096) -> str | None:
     model, config = tiny_model(name)
     spec = probe(model)
     pool = KernelPool(spec, (BLOCKS,) * len(spec.windows), EmulatorLauncher(passes=(FORWARD,)))
-    return replay_differs(model, config, context_len, pool, LinearWays(join=True))
+    return replay_differs(model, config, context_len, lambda: pool, LinearWays(join=True))
 
 
 def traced_anew(graph: Graph) -> Graph:
