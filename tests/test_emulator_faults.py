@@ -2,12 +2,13 @@
 
 import platform
 import re
+from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
 from mlxpaged.kernels.launch import KernelSpec
-from tests.emulator import FORWARD, CompileError, EmulatorLauncher, KernelError, require_tools
+from tests.emulator import BACKWARD, FORWARD, CompileError, EmulatorLauncher, KernelError, require_tools
 from tests.emulator.demos import REDUCE, SCATTER
 
 pytestmark = pytest.mark.needs_tool
@@ -314,6 +315,55 @@ def test_a_pool_that_mlx_would_copy_is_refused():
     }
     with pytest.raises(KernelError, match="scatter: `pool` is written in place but not row-contiguous"):
         EmulatorLauncher()(SCATTER, [mx.zeros((64, 8)).T, values, slots], **options)
+
+
+GATHER_STRIDED = KernelSpec(
+    "strided",
+    """
+uint i = thread_position_in_grid.x;
+out[i] = float(x[(i / 8) * x_strides[0] + (i % 8) * x_strides[1]]) + y[i];
+""",
+    "",
+    ("x", "y"),
+    ("out",),
+    strided=("x",),
+)
+STRIDED = {
+    "grid": (64, 1, 1),
+    "threadgroup": (64, 1, 1),
+    "shapes": [(8, 8)],
+    "dtypes": [mx.float32],
+    "template": (),
+}
+
+
+def strided(x, source=GATHER_STRIDED.source, y=None, passes=(FORWARD, BACKWARD)):
+    y = mx.zeros((64,)) if y is None else y
+    spec = replace(GATHER_STRIDED, source=source)
+    return EmulatorLauncher(passes)(spec, [x, y], **STRIDED)[0]
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_strided_input_comes_as_it_lies(dtype):
+    whole = mx.arange(240).reshape(10, 24).astype(dtype)
+    for view in (whole[1:9, 8:16], whole.T[3:11, 1:9], mx.broadcast_to(whole[2, 4:12], (8, 8)), whole[:8, ::3]):
+        assert mx.array_equal(strided(view), view.astype(mx.float32))
+
+
+def test_strides_that_are_ignored_and_elements_beside_a_view_are_noticed():
+    view = mx.arange(240.0).reshape(10, 24)[1:9, 8:16]
+    with pytest.raises(KernelError, match=r"40 of 64 elements of `out` .* come from memory nobody wrote"):
+        strided(view, "uint i = thread_position_in_grid.x; out[i] = x[i] + y[i];")
+    with pytest.raises(KernelError, match=r"outside `x` at byte 704 .element 176 of 176"):
+        strided(view, GATHER_STRIDED.source.replace("% 8)", "% 8 + 1)"), passes=(FORWARD,))
+
+
+def test_mlx_copies_no_input_of_a_kernel_with_strided_ones():
+    view = mx.zeros((8, 24))[:, :8]
+    with pytest.raises(KernelError, match="`y` is not row-contiguous, and MLX copies no input beside"):
+        strided(view, y=mx.zeros((8, 16))[:, :8])
+    with pytest.raises(KernelError, match="`x` has negative strides"):
+        strided(mx.zeros((8, 8))[::-1])
 
 
 def test_one_pass_still_sees_an_unwritten_float():

@@ -35,7 +35,8 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KernelSpec:
-    """One kernel: its text and its arguments' names. `inplace` names the inputs that it writes."""
+    """One kernel: its text and its arguments' names. `inplace` names the inputs that it writes, `strided` those that
+    may have any strides. Where there are such, MLX makes no input contiguous: all others must be so by construction."""
 
     name: str
     source: str
@@ -43,6 +44,7 @@ class KernelSpec:
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     inplace: tuple[str, ...] = ()
+    strided: tuple[str, ...] = ()
 
 
 class Launcher(Protocol):
@@ -77,10 +79,12 @@ def kernel_spec(
     *,
     headers: Sequence[str] = (),
     inplace: Sequence[str] = (),
+    strided: Sequence[str] = (),
 ) -> KernelSpec:
     """The kernel whose body is metal/<name>.metal, compiled behind `headers`, in that order."""
     header = "".join(map(metal_text, headers))
-    return KernelSpec(name, metal_text(f"{name}.metal"), header, tuple(inputs), tuple(outputs), tuple(inplace))
+    names = (tuple(inputs), tuple(outputs), tuple(inplace), tuple(strided))
+    return KernelSpec(name, metal_text(f"{name}.metal"), header, *names)
 
 
 class _CompilingLauncher:
@@ -136,7 +140,8 @@ class MetalLauncher(_CompilingLauncher):
                     self._checked[id(array)] = weakref.ref(array)
 
     def _compile(self, spec: KernelSpec) -> Any:
-        return mx.fast.metal_kernel(spec.name, spec.input_names, spec.output_names, spec.source, spec.header)
+        names = (spec.input_names, spec.output_names)
+        return mx.fast.metal_kernel(spec.name, *names, spec.source, spec.header, not spec.strided)
 
 
 class CudaLauncher(_CompilingLauncher):
@@ -145,7 +150,8 @@ class CudaLauncher(_CompilingLauncher):
 
     def _compile(self, spec: KernelSpec) -> Any:
         header = metal_text("cuda.h") + spec.header
-        return mx.fast.cuda_kernel(spec.name, spec.input_names, spec.output_names, spec.source, header)
+        names = (spec.input_names, spec.output_names)
+        return mx.fast.cuda_kernel(spec.name, *names, spec.source, header, not spec.strided)
 
 
 def require_row_contiguous(name: str, array: mx.array) -> None:

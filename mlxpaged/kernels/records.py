@@ -15,13 +15,20 @@ from typing import Any
 
 from .. import __version__
 from ..paths import cache_dir
-from . import block_copy, kv_gather, kv_write, paged_decode
+from . import block_copy, kv_gather, kv_write, paged_decode, rope_write
 from .launch import metal_text
 from .selftest import CaseResult, SelfTestReport
 from .template import KernelTemplate
 from .timing import BucketTime, PathChoice
 
-SPECS = (kv_write.SPEC, block_copy.SPEC, kv_gather.SPEC, paged_decode.SPEC, paged_decode.REDUCE_SPEC)
+SPECS = (
+    kv_write.SPEC,
+    rope_write.SPEC,
+    block_copy.SPEC,
+    kv_gather.SPEC,
+    paged_decode.SPEC,
+    paged_decode.REDUCE_SPEC,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from .kv_gather import kv_gather, kv_gather_reference, run_slots
 from .kv_write import kv_write, kv_write_reference
 from .launch import Launcher, new_token, padded
 from .paged_decode import PARTITION, paged_decode, paged_decode_reference
+from .rope_write import pairs, rope_write, rotate_reference
 from .template import DTYPES, TOLERANCES, KernelTemplate
 
 _SLOW_S = 1.0
@@ -119,6 +120,11 @@ def selftest_cases(templates: Sequence[KernelTemplate], extent: Extent = FULL) -
         run = _bind(order_error, template, extent.order_kernels)
         yield SelfTestCase("kv_write", name, TOLERANCES[template.dtype], run)
     for template in templates:
+        for dims, traditional in ((template.key_width, False), (template.key_width // 2, True)):
+            name = f"{template.name} {dims} rotated{' traditionally' * traditional}"
+            run = _bind(_rope, template, dims, traditional)
+            yield SelfTestCase("rope_write", name, TOLERANCES[template.dtype], run)
+    for template in templates:
         yield SelfTestCase("block_copy", template.name, 0.0, _bind(_copy, template))
         yield SelfTestCase("kv_gather", template.name, 0.0, _bind(_gather, template))
         for positions in extent.positions:
@@ -196,6 +202,46 @@ def order_error(
         expected += [new[0], new[1], new[1]]
     mx.eval(seen, tokens)
     return max(relative_error(got, float64(want)) for got, want in zip(seen, expected, strict=True))
+
+
+def _rope(launch: Launcher, template: KernelTemplate, rng: np.random.Generator, dims: int, traditional: bool) -> float:
+    """Queries, keys and values are views of one product, as models make them; every third slot is to be skipped."""
+    pools = _pools(template, rng, 8)
+    before = [float64(pool) for pool in pools]
+    heads = (template.num_kv_heads * template.group, template.num_kv_heads, template.num_kv_heads)
+    widths = (template.key_width, template.key_width, template.value_width)
+    slots = np.arange(BLOCK_SIZE, 8 * BLOCK_SIZE, 11)
+    slots[::3] %= BLOCK_SIZE
+    ends = np.cumsum([count * width for count, width in zip(heads, widths, strict=True)]).tolist()
+    product = _normal(rng, (len(slots), ends[-1]), template)
+    queries, keys, values = (
+        part.reshape(len(slots), count, 1, width)
+        for part, count, width in zip(mx.split(product, ends[:-1], axis=-1), heads, widths, strict=True)
+    )
+    turns = rng.standard_normal((len(slots), template.key_width), np.float32)
+    angles = rng.uniform(-np.pi, np.pi, (len(slots), dims // 2))
+    first, second = pairs(dims, traditional)
+    turns[:, first], turns[:, second] = np.cos(angles), np.sin(angles)
+    rotated, token = rope_write(
+        launch,
+        pools[0],
+        pools[1],
+        queries,
+        keys,
+        values,
+        mx.array(turns),
+        padded(slots),
+        new_token(),
+        dims=dims,
+        traditional=traditional,
+    )
+    mx.eval(rotated, token)
+    mx.synchronize()
+    turned = [rotate_reference(float64(array[:, :, 0]), turns, dims, traditional) for array in (queries, keys)]
+    stored = (turned[1], float64(values[:, :, 0]))
+    wanted = [kv_write_reference(old, new, slots) for old, new in zip(before, stored, strict=True)]
+    results = zip((rotated, *pools), (turned[0][:, None], *wanted), strict=True)
+    return max(relative_error(got, want) for got, want in results)
 
 
 def _copy(launch: Launcher, template: KernelTemplate, rng: np.random.Generator) -> float:

@@ -85,8 +85,8 @@ class _Call:
 
     @cached_property
     def memory(self) -> dict[str, np.ndarray]:
-        """Bytes of every input."""
-        return {name: _memory(array) for name, array in self.arrays.items()}
+        """Bytes of every input that lies row after row."""
+        return {name: _memory(array) for name, array in self.arrays.items() if name not in self.spec.strided}
 
     @cached_property
     def items(self) -> dict[str, int]:
@@ -107,6 +107,13 @@ class _Call:
                 raise KernelError(f"{len(expected)} {what} expected, {len(getattr(self, what))} given")
         if unknown := set(spec.inplace) - set(spec.input_names):
             raise KernelError(f"inplace names no input: {sorted(unknown)}")
+        if unknown := set(spec.strided) - (set(spec.input_names) - set(spec.inplace)):
+            raise KernelError(f"strided names no input that is only read: {sorted(unknown)}")
+        for name in spec.input_names if spec.strided else ():
+            if name in spec.strided and min(_view(self.arrays[name]).strides, default=0) < 0:
+                raise KernelError(f"`{name}` has negative strides, which the emulator does not know")
+            if name not in spec.strided and not _view(self.arrays[name]).flags.c_contiguous:
+                raise KernelError(f"`{name}` is not row-contiguous, and MLX copies no input beside strided ones")
         for name in spec.inplace:
             if not _view(self.arrays[name]).flags.c_contiguous:
                 raise KernelError(f"`{name}` is written in place but not row-contiguous: MLX would write a copy")
@@ -118,11 +125,12 @@ class _Call:
         written = {name: self.memory[name].copy() for name in self.spec.inplace}
         for name, shape in zip(self.spec.output_names, self.shapes, strict=True):
             written[name] = np.full(prod(shape) * self.items[name], way.poison, np.uint8)
-        data = self.memory | written
+        strided = {name: _spread(_view(self.arrays[name]), way.poison) for name in self.spec.strided}
+        data = self.memory | strided | written
         buffers = [
             Buffer(a.name, data[a.name], self.items[a.name], a.name in written)
             if a.part == "data"
-            else _shape_buffer(a, self.arrays[a.name].shape)
+            else _shape_buffer(a, self.arrays[a.name], a.name in self.spec.strided)
             for a in self.kernel.arguments
         ]
         run_pass(self.kernel, buffers, dispatch, way)
@@ -159,15 +167,27 @@ def _memory(array: mx.array) -> np.ndarray:
     return np.ascontiguousarray(_view(array)).reshape(-1).view(np.uint8)
 
 
-def _shape_buffer(argument: Argument, shape: tuple[int, ...]) -> Buffer:
-    """What MLX passes as `x_shape`, `x_strides` (row-contiguous, in elements) or `x_ndim`."""
+def _spread(view: np.ndarray, poison: int) -> np.ndarray:
+    """The bytes from a view's first element to its last, flat; poison where other views' elements lie between."""
+    size = sum((extent - 1) * stride for extent, stride in zip(view.shape, view.strides, strict=True)) + view.itemsize
+    data = np.full(size if view.size else 0, poison, np.uint8)
+    np.ndarray(view.shape, view.dtype, data, strides=view.strides)[...] = view
+    return data
+
+
+def _shape_buffer(argument: Argument, array: mx.array, strided: bool) -> Buffer:
+    """What MLX passes as `x_shape`, `x_strides` (in elements; of an input that is not `strided`, those of its
+    row-contiguous copy) or `x_ndim`."""
     match argument.part:
         case "shape":
-            values = np.array(shape, np.int32)
+            values = np.array(array.shape, np.int32)
+        case "strides" if strided:
+            view = _view(array)
+            values = np.array(view.strides, np.int64) // view.itemsize
         case "strides":
-            values = np.array([prod(shape[axis + 1 :]) for axis in range(len(shape))], np.int64)
+            values = np.array([prod(array.shape[axis + 1 :]) for axis in range(array.ndim)], np.int64)
         case _:
-            values = np.array([len(shape)], np.int32)
+            values = np.array([array.ndim], np.int32)
     return Buffer(f"{argument.name}_{argument.part}", values.view(np.uint8), values.itemsize)
 
 
@@ -212,11 +232,12 @@ def metal_kernel(
 ) -> Callable[..., list[mx.array]]:
     """As `mx.fast.metal_kernel`, run on the emulator. `inplace` names inputs that the kernel writes.
 
-    Raises ValueError for what the portable dialect leaves out: strided inputs, atomic outputs, initial values.
+    Raises ValueError for what the portable dialect leaves out: atomic outputs, initial values.
     """
-    if not ensure_row_contiguous or atomic_outputs:
-        raise ValueError("the emulator knows row-contiguous inputs and plain outputs only")
-    spec = KernelSpec(name, source, header, tuple(input_names), tuple(output_names), tuple(inplace))
+    if atomic_outputs:
+        raise ValueError("the emulator knows plain outputs only")
+    strided = () if ensure_row_contiguous else tuple(name for name in input_names if name not in inplace)
+    spec = KernelSpec(name, source, header, tuple(input_names), tuple(output_names), tuple(inplace), strided)
     run = launcher or EmulatorLauncher()
 
     def call(

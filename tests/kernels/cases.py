@@ -20,6 +20,7 @@ from mlxpaged.kernels.kv_gather import kv_gather, kv_gather_reference, run_slots
 from mlxpaged.kernels.kv_write import kv_write, kv_write_reference
 from mlxpaged.kernels.launch import Launcher, new_token, padded
 from mlxpaged.kernels.paged_decode import paged_decode, paged_decode_reference
+from mlxpaged.kernels.rope_write import pairs, rope_write, rotate_reference
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 TOLERANCES = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -217,6 +218,88 @@ class CopyCase(PoolCase):
 
 
 @dataclass(frozen=True)
+class RopeCase:
+    """rope_write of `tokens` tokens, `dims` elements of each key and query rotated, every third token padding of the
+    null block. `layout` of queries, keys and values: views of one "joined" product, as models make them, "whole" arrays
+    of their own, or "turned" ones whose neighbours in memory are tokens."""
+
+    dtype: str = "float32"
+    widths: tuple[int, int] = (64, 64)
+    dims: int = 64
+    traditional: bool = False
+    group: int = 3
+    num_kv_heads: int = 2
+    tokens: int = 9
+    layout: str = "joined"
+
+    @property
+    def name(self) -> str:
+        kind = "traditional " * self.traditional + self.layout
+        return (
+            f"rope {self.dtype} {self.widths[0]}/{self.widths[1]} {self.dims} rotated {kind} "
+            f"{self.num_kv_heads}x{self.group} heads of {self.tokens}"
+        )
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.dtype]
+
+    def run(self, launch: Launcher) -> float:
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        shape, dtype = (12, 16, self.num_kv_heads), DTYPES[self.dtype]
+        pools = [normal(rng, (*shape, width), dtype) for width in self.widths]
+        mx.eval(pools)
+        before = [float64(pool) for pool in pools]
+        slots = rng.permutation(np.arange(16, 12 * 16))[: self.tokens]
+        slots[::3] = rng.integers(0, 16, len(slots[::3]))
+        queries, keys, values = self.vectors(rng)
+        turns = self.rotations(rng)
+        rotated, token = rope_write(
+            launch,
+            *pools,
+            queries,
+            keys,
+            values,
+            mx.array(turns),
+            padded(slots),
+            new_token(),
+            dims=self.dims,
+            traditional=self.traditional,
+        )
+        mx.eval(rotated, token)
+        wanted = [rotate_reference(float64(x[:, :, 0]), turns, self.dims, self.traditional) for x in (queries, keys)]
+        new = (wanted[1], float64(values[:, :, 0]))
+        stored = [kv_write_reference(old, vectors, slots) for old, vectors in zip(before, new, strict=True)]
+        if token_error(token) or relative_error(pools[1], stored[1]):
+            return float("inf")  # only what is rotated is rounded
+        return max(relative_error(rotated, wanted[0][:, None]), relative_error(pools[0], stored[0]))
+
+    def vectors(self, rng: np.random.Generator) -> list[mx.array]:
+        """Queries, keys and values [tokens, heads, 1, width]."""
+        heads = (self.num_kv_heads * self.group, self.num_kv_heads, self.num_kv_heads)
+        widths = (self.widths[0], *self.widths)
+        sizes, dtype = [count * width for count, width in zip(heads, widths, strict=True)], DTYPES[self.dtype]
+        if self.layout == "joined":
+            parts = mx.split(normal(rng, (self.tokens, sum(sizes)), dtype), np.cumsum(sizes)[:-1].tolist(), axis=-1)
+        else:
+            parts = [normal(rng, (self.tokens, size), dtype) for size in sizes]
+        if self.layout == "turned":
+            parts = [mx.contiguous(part.T).T for part in parts]
+        return [
+            part.reshape(self.tokens, 1, count, -1).transpose(0, 2, 1, 3)
+            for part, count in zip(parts, heads, strict=True)
+        ]
+
+    def rotations(self, rng: np.random.Generator) -> np.ndarray:
+        """Any angles, cosines and sines times 1.25, and factors of about 1 beyond `dims`; one token more."""
+        turns = 1 + rng.standard_normal((self.tokens + 1, self.widths[0])).astype(np.float32) / 8
+        angles = rng.uniform(-np.pi, np.pi, (self.tokens + 1, self.dims // 2))
+        first, second = pairs(self.dims, self.traditional)
+        turns[:, first], turns[:, second] = 1.25 * np.cos(angles), 1.25 * np.sin(angles)
+        return turns
+
+
+@dataclass(frozen=True)
 class OrderCase:
     """`steps` of write -> decode over `layers` layers in one lazy graph: every step overwrites the same slots, and its
     decode must see just that. Only the tokens keep the order."""
@@ -336,6 +419,16 @@ def move_cases() -> Iterator[PoolCase]:
         yield CopyCase(dtype, (96, 112), block_size=block_size)
 
 
+def rope_cases() -> Iterator[RopeCase]:
+    """Whole and partial rotations of both kinds, widths of models and odd ones, in every dtype and layout."""
+    for dtype, traditional in itertools.product(DTYPES, (False, True)):
+        yield RopeCase(dtype, traditional=traditional)
+        yield RopeCase(dtype, (128, 128), 128, traditional, group=4, tokens=8)
+        yield RopeCase(dtype, (80, 64), 32, traditional, group=1, num_kv_heads=5, tokens=1)
+        yield RopeCase(dtype, (96, 128), 72, traditional, group=7, num_kv_heads=1, tokens=7, layout="whole")
+        yield RopeCase(dtype, (256, 256), 64, traditional, group=2, tokens=17, layout="turned")
+
+
 def all_cases() -> list[Case]:
     """The whole grid."""
-    return [OrderCase(), *move_cases(), *base_cases(), *paired_cases()]
+    return [OrderCase(), *move_cases(), *rope_cases(), *base_cases(), *paired_cases()]

@@ -10,9 +10,15 @@ import itertools
 import pytest
 
 from mlxpaged.kernels.launch import Launcher
-from tests.kernels.cases import PAIRED, Case, OrderCase, all_cases, base_cases, move_cases, paired_cases
+from tests.kernels.cases import PAIRED, Case, OrderCase, all_cases, base_cases, move_cases, paired_cases, rope_cases
 
-CASES: list[Case] = [OrderCase(layers=2, steps=4), *move_cases(), *base_cases(), *list(paired_cases())[::5]]
+CASES: list[Case] = [
+    OrderCase(layers=2, steps=4),
+    *move_cases(),
+    *rope_cases(),
+    *base_cases(),
+    *list(paired_cases())[::5],
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -11,12 +11,13 @@ import pytest
 
 from mlxpaged.kernels.launch import KernelSpec, Launcher
 from tests.emulator import EmulatorLauncher, KernelError
-from tests.kernels.cases import Case, CopyCase, DecodeCase, GatherCase, WriteCase
+from tests.kernels.cases import Case, CopyCase, DecodeCase, GatherCase, RopeCase, WriteCase
 
 PLAIN = DecodeCase(lengths=(17, 0, 64, 150))
 WINDOW = DecodeCase("float16", (128, 128), lengths=(17, 200, 150), window=33)
 SPLIT = DecodeCase("bfloat16", (64, 64), lengths=(17, 200), partition=64, sinks=True)
 DRAFTS = DecodeCase(lengths=(17, 150), positions=3, window=33)
+ROPE = RopeCase(dims=32)
 
 
 class FaultyLauncher:
@@ -42,7 +43,7 @@ def is_noticed(case: Case, launch: Launcher) -> bool:
 
 @pytest.fixture(autouse=True)
 def the_cases_pass_without_a_fault(launch: Launcher) -> None:
-    for case in (PLAIN, WINDOW, SPLIT, DRAFTS):
+    for case in (PLAIN, WINDOW, SPLIT, DRAFTS, ROPE):
         assert case.run(launch) <= case.tolerance
 
 
@@ -64,6 +65,25 @@ def test_a_copy_of_one_slot_too_many_is_noticed() -> None:
 
 def test_a_copy_into_the_null_block_is_noticed() -> None:
     assert is_noticed(CopyCase(), FaultyLauncher("block_copy", "destination != 0 && ", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("slots[entry]", "slots[entry] + 1"),
+        ("slot >= int(key_pool_shape[1])", "slot >= 0"),
+        ("a * cosine - b * sine", "a * cosine + b * sine"),
+        ("rotations[turn + d]", "1.0f"),
+        ("size_t(entry) * DK", "0"),
+        ("is_query || (is_key && stored)", "(is_query && stored) || (is_key && stored)"),
+        ("entry * queries_strides[0] +", "entry * num_queries * DK +"),
+        ("entry * keys_strides[0] +", "entry * num_keys * DK +"),
+        ("entry * values_strides[0] +", "entry * num_keys * DV +"),
+        ("head * values_strides[1]", "head * values_strides[2]"),
+    ],
+)
+def test_a_false_rotation_write_or_stride_is_noticed(text: str, fault: str) -> None:
+    assert is_noticed(ROPE, FaultyLauncher("rope_write", text, fault))
 
 
 @pytest.mark.parametrize("offset", [-1, 1])

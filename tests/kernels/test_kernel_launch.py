@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlxpaged.errors import LayoutError
-from mlxpaged.kernels import block_copy, kv_gather, kv_write, paged_decode
+from mlxpaged.kernels import block_copy, kv_gather, kv_write, paged_decode, records, rope_write
 from mlxpaged.kernels.launch import (
     CudaLauncher,
     KernelSpec,
@@ -25,7 +25,7 @@ from mlxpaged.kernels.launch import (
 from mlxpaged.kernels.paged_decode import num_partitions, paged_decode_reference
 from tests.kernels.test_kernel_tokens import shapes_only
 
-SPECS = [kv_write.SPEC, block_copy.SPEC, kv_gather.SPEC, paged_decode.SPEC, paged_decode.REDUCE_SPEC]
+SPECS = list(records.SPECS)
 POOL = (4, 16, 2, 64)
 
 
@@ -51,7 +51,7 @@ def test_a_kernel_keeps_to_the_portable_dialect(spec: KernelSpec) -> None:
 
 
 def test_only_the_writers_write_their_pools() -> None:
-    assert [spec.name for spec in SPECS if spec.inplace] == ["kv_write", "block_copy"]
+    assert [spec.name for spec in SPECS if spec.inplace] == ["kv_write", "rope_write", "block_copy"]
 
 
 def test_metal_text_loses_its_comments_but_not_its_code() -> None:
@@ -118,8 +118,53 @@ def test_a_launcher_makes_one_kernel_per_spec(monkeypatch: pytest.MonkeyPatch, l
     for _ in range(3):
         write_once(launch, mx.zeros(POOL))
     assert len(fake.made) == 1 and len(fake.calls) == 3
-    assert fake.made[0][0] == "kv_write"
+    assert fake.made[0][0] == "kv_write" and fake.made[0][5] is True
     assert fake.calls[0]["grid"] == (256, 1, 1) and fake.calls[0]["template"] == [("T", mx.float32)]
+
+
+@pytest.mark.parametrize(("launcher", "maker"), [(MetalLauncher, "metal_kernel"), (CudaLauncher, "cuda_kernel")])
+def test_mlx_is_told_to_copy_no_input_of_a_kernel_that_takes_strides(
+    monkeypatch: pytest.MonkeyPatch, launcher: Any, maker: str
+) -> None:
+    fake = FakeKernel()
+    monkeypatch.setattr(mx.fast, maker, fake)
+    assert rope_once(launcher())[0].shape == (1, 1, 4, 64)
+    assert fake.made[0][0] == "rope_write" and fake.made[0][5] is False
+
+
+def rope_once(launch: Any, **change: Any) -> tuple[mx.array, mx.array]:
+    call: dict[str, Any] = {
+        "key_pool": mx.zeros(POOL),
+        "value_pool": mx.zeros(POOL),
+        "queries": mx.zeros((1, 4, 1, 64)),
+        "keys": mx.zeros((1, 2, 1, 64)),
+        "values": mx.zeros((1, 2, 1, 64)),
+        "rotations": mx.zeros((1, 64)),
+        "slots": padded(np.ones(1)),
+        "token": new_token(),
+        "dims": 64,
+        "traditional": False,
+    }
+    return rope_write.rope_write(launch, **(call | change))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queries": mx.zeros((1, 4, 1, 32))}, "queries is .* fits pools"),
+        ({"queries": mx.zeros((1, 4, 1, 64), mx.float16)}, "queries is .*float16, the pools are .*float32"),
+        ({"keys": mx.zeros((1, 2, 64))}, "keys is .* fits pools"),
+        ({"values": mx.zeros((2, 2, 1, 64))}, "values is .* fits pools"),
+        ({"rotations": mx.zeros((1, 32))}, r"rotations is .* must be float32 \[>= 1, 64\]"),
+        ({"rotations": mx.zeros((1, 64), mx.float16)}, "must be float32"),
+        ({"dims": 33}, "33 of 64 elements cannot be rotated in pairs"),
+        ({"dims": 66}, "66 of 64"),
+        ({"slots": mx.zeros((1,), mx.int32)}, "8 elements"),
+    ],
+)
+def test_rope_write_refuses_what_does_not_fit(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        rope_once(shapes_only, **change)
 
 
 def test_the_metal_launcher_refuses_a_pool_that_mlx_would_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +235,19 @@ def test_kernels_refuse_a_pool_they_cannot_count() -> None:
 def test_block_copy_refuses_pairs_without_slots() -> None:
     with pytest.raises(LayoutError, match="source, destination, slots"):
         block_copy.block_copy(shapes_only, mx.zeros(POOL), mx.zeros(POOL), mx.zeros((4, 2), mx.int32), new_token())
+
+
+@pytest.mark.parametrize("traditional", [False, True])
+def test_the_rotation_reference_equals_mlx_rope(traditional: bool) -> None:
+    vectors, positions = np.random.default_rng(1).standard_normal((3, 2, 64)).astype(np.float32), np.array([0, 5, 70])
+    expected = mx.fast.rope(
+        mx.array(vectors)[:, :, None], 32, traditional=traditional, base=1e4, scale=1.0, offset=mx.array(positions)
+    )
+    angles = positions[:, None] * 1e4 ** (-np.arange(16) / 16)
+    turns, (first, second) = np.ones((3, 64)), rope_write.pairs(32, traditional)
+    turns[:, first], turns[:, second] = np.cos(angles), np.sin(angles)
+    got = rope_write.rotate_reference(vectors, turns, 32, traditional)
+    np.testing.assert_allclose(got, np.array(expected)[:, :, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("sinks", [False, True])

@@ -50,14 +50,23 @@ def failure_on(launch: Launcher, *templates: KernelTemplate) -> str | None:
 def test_sound_kernels_pass_for_every_template() -> None:
     report = run_selftest(EmulatorLauncher(passes=(FORWARD,)), [PLAIN, WINDOWED], extent=QUICK, every_case=True)
     assert report.failure is None
-    assert {result.kernel for result in report.results} == {"kv_write", "block_copy", "kv_gather", "paged_decode"}
-    assert len(report.results) == 2 * (1 + 1 + 1 + 1 + 2)
+    kernels = {"kv_write", "rope_write", "block_copy", "kv_gather", "paged_decode"}
+    assert {result.kernel for result in report.results} == kernels
+    assert len(report.results) == 2 * (1 + 1 + 2 + 1 + 1 + 2)
 
 
 def test_a_wrong_slot_is_named_with_kernel_and_case() -> None:
     launch = Patched("kv_write", lambda text: text.replace("slots[", "1 + slots[", 1))
     line = failure_on(launch, PLAIN)
     assert line is not None and line.startswith("kv_write on read back float32 2x2 heads 32/32: error ")
+
+
+def test_a_false_rotation_is_caught_in_either_kind() -> None:
+    turned = "rotations[turn + second]"
+    for kind, case in (("TRADITIONAL", "16 rotated traditionally"), ("!TRADITIONAL", "32 rotated")):
+        fault = f"({kind} ? -1.0f : 1.0f) * {turned}"
+        line = failure_on(Patched("rope_write", lambda text, fault=fault: text.replace(turned, fault)), PLAIN)
+        assert line is not None and line.startswith(f"rope_write on float32 2x2 heads 32/32 {case}: error "), line
 
 
 def test_a_wrong_number_of_copied_slots_is_caught() -> None:
@@ -105,12 +114,12 @@ def test_a_nan_and_an_exception_are_failures_in_one_line() -> None:
     )
     assert len(report.results) == 1
     everything = run_selftest(broken, [PLAIN], extent=QUICK, every_case=True)
-    assert len(everything.results) == 6 and not any(result.ok for result in everything.results)
+    assert len(everything.results) == 8 and not any(result.ok for result in everything.results)
 
 
 def test_a_slow_test_says_so_once() -> None:
     def ticks() -> Iterator[float]:
-        yield from (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4)
+        yield from (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2)
 
     said: list[str] = []
     times = ticks()
@@ -119,7 +128,7 @@ def test_a_slow_test_says_so_once() -> None:
         raise RuntimeError("no")
 
     run_selftest(broken, [PLAIN], extent=QUICK, every_case=True, on_progress=said.append, clock=lambda: next(times))
-    assert said == ["testing the GPU kernels, case 3 of 6; the result is kept"]
+    assert said == ["testing the GPU kernels, case 3 of 8; the result is kept"]
 
 
 def test_the_full_extent_reaches_beyond_partition_and_window() -> None:
