@@ -106,13 +106,16 @@ class PagedLayer:
 
     def attend(self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None) -> mx.array:
         """queries [T, heads, 1, k_width] -> [T, heads, 1, v_width]: each token over its row's context."""
-        if mask is not None and not isinstance(mask, Window):
-            raise TypeError("the model built its own mask")
-        windows = [size for size in (self._window, mask.size if mask else None) if size is not None]
-        asked = Asked(scale, min(windows) if windows else None, sinks)
+        asked = self._asked(scale, mask, sinks)
         step, count = self._step, self._step.num_decode
         if not step.chunks[self._group]:
             return step.pool.decode(self._index, step, queries, asked)
         decoded = [step.pool.decode(self._index, step, queries[:count], asked)] if count else []
         outputs = decoded + step.pool.prefill(self._index, step, queries, self._new, asked)
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+    def _asked(self, scale: float, mask: Any, sinks: mx.array | None) -> Asked:
+        if mask is not None and not isinstance(mask, Window):
+            raise TypeError("the model built its own mask")
+        windows = [size for size in (self._window, mask.size if mask else None) if size is not None]
+        return Asked(scale, min(windows) if windows else None, sinks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,14 +19,20 @@ from ..config import BLOCK_SIZE
 from ..kernels.launch import SMALLEST_DEVICE_INPUT
 from ..kernels.paged_decode import PARTITION
 from .attention import AttentionStep
+from .fusedstep import FusedStep
 from .inputs import DecodeInputs, StepInputs
 from .kernelpool import KernelPool
+from .rotation import install_rotations
 
 BUCKETS = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of rows that graphs are made for."""
 
 MOST_GRAPHS = 128
 """Those used last are kept: a conversation that grows passes through a graph for each 1024 tokens."""
+
+
+Graphs = Literal["fused", "plain"]
+"""Fused: one kernel rotates queries and keys and writes K and V (fusedstep.py). Plain: the model's own ropes rotate."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +51,14 @@ Key = tuple[int, tuple[tuple[int, int], ...]]
 
 
 class DecodeGraphs:
-    """One compiled function per shape of step."""
+    """One compiled function per shape of step. "fused" is for models that why_not_fused() lets pass."""
 
-    def __init__(self, model: nn.Module, pool: KernelPool) -> None:
+    def __init__(self, model: nn.Module, pool: KernelPool, kind: Graphs) -> None:
         self._model = model
         self._pool = pool
+        self._step = FusedStep if kind == "fused" else AttentionStep
+        if kind == "fused":
+            install_rotations(model)
         self._graphs: dict[Key, Callable[..., tuple[mx.array, mx.array]]] = {}
 
     def serves(self, inputs: StepInputs) -> bool:
@@ -88,7 +98,7 @@ class DecodeGraphs:
                 for index, (_, context) in enumerate(shapes)
             ]
             self._pool.token = token
-            step = AttentionStep(self._pool, rows, decode, [()] * len(shapes), offset, slots)
+            step = self._step(self._pool, rows, decode, [()] * len(shapes), offset, slots)
             logits = self._model(ids[:, None], cache=step.layers())[:, 0]
             return logits, self._pool.token
 

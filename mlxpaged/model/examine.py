@@ -15,7 +15,7 @@ from .finding import Finding
 from .kvspec import KVSpec, NotPaged, probe
 from .loader import LoadedModel, load
 from .memplan import gib
-from .serving import why_built_anew
+from .serving import replay
 from .sources import ModelSource
 
 TYPICAL = KernelTemplate("bfloat16", 8, 4, 128, 128, layers=32)
@@ -71,10 +71,13 @@ def _attention(choose: Callable[[], AttentionPath]) -> tuple[AttentionPath | Non
 
 
 def _decode_steps(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Finding:
-    why = why_built_anew(loaded, spec, path)
-    if why is None:
-        return Finding("decode steps", "replayed as graphs")
-    return Finding("decode steps", f"built anew each time: {why}", _REPORT)
+    found = replay(loaded, spec, path)
+    match found.graphs:
+        case "fused":
+            return Finding("decode steps", "replayed as graphs")
+        case "plain":
+            return Finding("decode steps", f"replayed as graphs, without rope_write: {found.why}")
+    return Finding("decode steps", f"built anew each time: {found.why}", _REPORT)
 
 
 def _broken(name: str, error: Exception) -> Finding:

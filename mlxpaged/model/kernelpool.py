@@ -20,10 +20,12 @@ from ..kernels.kv_gather import kv_gather
 from ..kernels.kv_write import kv_write
 from ..kernels.launch import Launcher, new_token, padded
 from ..kernels.paged_decode import paged_decode
+from ..kernels.rope_write import rope_write
 from ..sched.requests import BlockCopy
 from .inputs import ChunkInputs
 from .kvpool import Asked, chunk_attention, finite, fused_attention, resized
 from .kvspec import KVSpec
+from .rotation import Unrotated
 
 if TYPE_CHECKING:
     from .attention import AttentionStep
@@ -109,6 +111,28 @@ class KernelPool:
         out = self._attend(
             layer, queries.transpose(0, 2, 1, 3), rows.full_tables, rows.context_lens, rows.max_context, asked
         )
+        return out.transpose(0, 2, 1, 3)
+
+    def decode_unrotated(
+        self, layer: int, step: AttentionStep, queries: Unrotated, keys: Unrotated, values: mx.array, asked: Asked
+    ) -> mx.array:
+        """write() and decode() of a step that only decodes, whose queries and keys are due the same rotation: two
+        kernels in all. Only where use_kernel() says so."""
+        group = self.spec.group_of[layer]
+        rows, rotation = step.decode[group], keys.rotation
+        rotated, self.token = rope_write(
+            self._launch,
+            *self._pools[layer],
+            queries.array,
+            keys.array,
+            values,
+            keys.table(),
+            step.slots[group],
+            self.token,
+            dims=rotation.dims,
+            traditional=rotation.traditional,
+        )
+        out = self._attend(layer, rotated, rows.full_tables, rows.context_lens, rows.max_context, asked)
         return out.transpose(0, 2, 1, 3)
 
     def prefill(

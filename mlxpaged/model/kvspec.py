@@ -62,9 +62,9 @@ class NotPaged(Exception):
 class _Recorder:
     """Stands in for one layer's cache during the probe and notes what the model asks of it."""
 
-    def __init__(self, index: int, window: int | None, rows: int) -> None:
+    def __init__(self, index: int, window: int | None, offset: Any) -> None:
         self.index, self.window = index, window
-        self.offset = mx.zeros((rows,), mx.int32)
+        self.offset = offset
         self.keys_seen: tuple[mx.array, mx.array] | None = None
         self.query_heads = 0
         self.sinks = False
@@ -94,10 +94,13 @@ class _Recorder:
         )
 
 
-def probe(model: nn.Module) -> KVSpec:
-    """The layers of `model`, from a lazy forward over three rows. Raises NotPaged with the reason when the paged path
-    cannot serve it. Costs milliseconds; evaluates nothing."""
-    recorders = [_Recorder(index, _window(index, cache), 3) for index, cache in enumerate(make_prompt_cache(model))]
+def probe(model: nn.Module, offset: Any = None) -> KVSpec:
+    """The layers of `model`, from a lazy forward over three rows, at positions 0 or at what stands in for positions
+    (rotation.py). Raises NotPaged with the reason when the paged path cannot serve it. Costs milliseconds; evaluates
+    nothing."""
+    offset = mx.zeros((3,), mx.int32) if offset is None else offset
+    caches = make_prompt_cache(model)
+    recorders = [_Recorder(index, _window(index, cache), offset) for index, cache in enumerate(caches)]
     try:
         with attention_hook(model):
             logits = model(mx.zeros((3, 1), mx.int32), cache=recorders)

@@ -1,10 +1,11 @@
-"""May a model's decode steps be replayed as graphs on this device? Owns one comparison: the same steps built anew and
-replayed, several in flight at once. Never decides what else runs on kernels.
+"""May a model's decode steps be replayed as graphs on this device, and as which? Owns one comparison: the same steps
+built anew and replayed, several in flight at once. Never decides what else runs on kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,12 @@ from ..kernels.paged_decode import PARTITION
 from ..sched.allocator import GroupSpec
 from ..sched.requests import Chunk, StepPlan
 from ..sched.table import RequestTable
-from .compiled import DecodeGraphs
+from .compiled import DecodeGraphs, Graphs
+from .fusedstep import why_not_fused
 from .inputs import StepInputs, gather_inputs
 from .kernelpool import KernelPool
 from .linears import LinearWays
+from .rotation import remove_rotations
 from .runner import ModelRunner
 from .sampling import Sampler
 from .verdicts import remembered
@@ -38,26 +41,46 @@ _NONE = np.zeros(0, np.int32)
 Forward = Callable[[StepInputs], mx.array]
 
 
-def replay_differs(
+_RECORDS: dict[Graphs, str] = {"fused": "replay-fused", "plain": "replay"}
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What may be replayed (None: nothing), and one line for what speaks against the better way where there is one."""
+
+    graphs: Graphs | None
+    why: str | None = None
+
+
+def find_replay(
     model: nn.Module,
     config: dict[str, Any],
     context_len: int,
     make: Callable[[], KernelPool],
     linears: LinearWays | None,
-) -> str | None:
-    """None when replayed steps give the logits of those built anew; else one line that says what they do. The pool to
-    `make` has BLOCKS blocks in each group and attends by kernels at every size. Not computed twice, see remembered()
-    (then no pool is made either)."""
-    try:
-        error = remembered("replay", model, config, lambda: _error(model, context_len, make(), linears))
-    except Exception as raised:  # whatever tracing or the device does not take
-        lines = str(raised).strip().splitlines() or [""]
-        return f"replaying them failed: {type(raised).__name__}: {lines[0]}".rstrip(": ")
-    agrees = error is None or error <= _AGREES  # false for NaN
-    return None if agrees else f"replayed, their logits are off by {error:.1%} of the largest"
+) -> Replay:
+    """The best graphs that give the logits of steps built anew: fused ones, else plain ones. The pool to `make` has
+    BLOCKS blocks in each group and attends by kernels at every size. Not computed twice, see remembered() (then no pool
+    is made either). The model's ropes stay installed where fused graphs are right."""
+
+    def differs(kind: Graphs) -> str | None:
+        try:
+            error = remembered(_RECORDS[kind], model, config, lambda: _error(model, context_len, make(), linears, kind))
+        except Exception as raised:  # whatever tracing or the device does not take
+            lines = str(raised).strip().splitlines() or [""]
+            return f"replaying them failed: {type(raised).__name__}: {lines[0]}".rstrip(": ")
+        agrees = error is None or error <= _AGREES  # false for NaN
+        return None if agrees else f"replayed, their logits are off by {error:.1%} of the largest"
+
+    why_plain = why_not_fused(model) or differs("fused")
+    if why_plain is None:
+        return Replay("fused")
+    remove_rotations(model)
+    why = differs("plain")
+    return Replay("plain", why_plain) if why is None else Replay(None, why)
 
 
-def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: LinearWays | None) -> float:
+def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: LinearWays | None, kind: Graphs) -> float:
     """The largest difference, relative to the largest logit."""
     groups = [GroupSpec(count, window) for count, window in zip(pool.num_blocks, pool.spec.windows, strict=True)]
     table = RequestTable(_ROWS, PARTITION + BLOCK_SIZE, len(groups))
@@ -66,7 +89,7 @@ def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: Linear
         block_ids[:] = 1
     table.token_ids[:] = np.random.default_rng(0).integers(0, pool.spec.vocab_size, table.token_ids.shape)
     runner = ModelRunner(model, pool, groups, Sampler(1, pool.spec.vocab_size), _ROWS, linears=linears)
-    graphs = DecodeGraphs(model, pool)
+    graphs = DecodeGraphs(model, pool, kind)
     ways: tuple[Forward, Forward] = (
         lambda inputs: runner.forward(inputs, slice(_ROWS)),
         lambda inputs: graphs(inputs, mx.array(inputs.ids)),

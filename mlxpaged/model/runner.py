@@ -19,7 +19,7 @@ from ..sched.allocator import GroupSpec
 from ..sched.requests import StepPlan, StepResult
 from ..sched.table import RequestTable
 from .attention import AttentionStep
-from .compiled import DecodeGraphs
+from .compiled import DecodeGraphs, Graphs
 from .grammars import allowed_ids
 from .inputs import StepInputs, gather_inputs
 from .kernelpool import KernelPool
@@ -65,7 +65,7 @@ class Runner(Protocol):
 
 
 class ModelRunner:
-    """An unmodified mlx-lm model over the block pool. `compiled`: replay decode steps as graphs (compiled.py).
+    """An unmodified mlx-lm model over the block pool. `graphs`: replay decode steps as such (compiled.py).
     `linears`: how its products are computed (linears.py)."""
 
     def __init__(
@@ -76,7 +76,7 @@ class ModelRunner:
         sampler: Sampler,
         num_rows: int,
         *,
-        compiled: bool = False,
+        graphs: Graphs | None = None,
         linears: LinearWays | None = None,
     ) -> None:
         self._model = model
@@ -87,7 +87,7 @@ class ModelRunner:
         flatten_linears(model, linears)
         self._norm: GatherNorm | None = install_gather_norm(model)
         self.pool = pool
-        self._graphs = DecodeGraphs(model, pool) if compiled and isinstance(pool, KernelPool) else None
+        self._graphs = DecodeGraphs(model, pool, graphs) if graphs and isinstance(pool, KernelPool) else None
 
     @property
     def kv_bytes(self) -> int:

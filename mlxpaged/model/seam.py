@@ -33,7 +33,7 @@ class KVHandle:
 
     __slots__ = ("dtype", "layer", "shape")
 
-    def __init__(self, layer: Attends, like: mx.array) -> None:
+    def __init__(self, layer: Attends, like: Any) -> None:  # an array, or what stands for one
         self.layer = layer
         self.shape = like.shape
         self.dtype = like.dtype

@@ -18,6 +18,7 @@ from ..sched.table import blocks_for
 from .activations import measured
 from .attention_path import attention_path
 from .check import differs_from_stock
+from .compiled import Graphs
 from .drawing import BEST
 from .estimate import cut_context, groups_of, need_of, on_gpu, step_budget, wish_of
 from .kernelpool import KernelPool
@@ -29,7 +30,7 @@ from .memory import limit_mlx, machine, spare_memory
 from .memplan import MemoryPlan, plan_memory
 from .plainpool import PlainPool
 from .poolsize import PoolSizer
-from .replay import BLOCKS, replay_differs
+from .replay import BLOCKS, Replay, find_replay
 from .runner import ModelRunner, Runner
 from .sampling import Sampler
 from .seam import remove_gather_norm
@@ -108,7 +109,7 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
         groups,
         sampler,
         num_rows,
-        compiled=config.compiled and _replays(loaded, spec, path),
+        graphs=_graphs(loaded, spec, path) if config.compiled else None,
         linears=_linears(path),
     )
     if on_gpu() and config.num_blocks is None:
@@ -156,24 +157,24 @@ def _linears(path: AttentionPath) -> LinearWays | None:
     return CUDA_LINEARS if path.device.kind == "cuda" else None
 
 
-def why_built_anew(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> str | None:
-    """None where decode steps over the kernels of `path` may be replayed as graphs; else why each is built anew."""
+def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Replay:
+    """Whether decode steps over the kernels of `path` may be replayed as graphs, and as which."""
 
     def small_pool() -> KernelPool:
         pool = make_pool(spec, (BLOCKS,) * len(spec.windows), replace(path, choice=PathChoice()))
         assert isinstance(pool, KernelPool)
         return pool
 
-    return replay_differs(loaded.model, loaded.config, loaded.context_len, small_pool, _linears(path))
+    return find_replay(loaded.model, loaded.config, loaded.context_len, small_pool, _linears(path))
 
 
-def _replays(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> bool:
+def _graphs(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Graphs | None:
     if path.launcher is None:
-        return False
-    why = why_built_anew(loaded, spec, path)
-    if why is not None:
-        log.warning("each decode step of %s is built anew, which costs time: %s", loaded.name, why)
-    return why is None
+        return None
+    found = replay(loaded, spec, path)
+    if found.graphs is None:
+        log.warning("each decode step of %s is built anew, which costs time: %s", loaded.name, found.why)
+    return found.graphs
 
 
 def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> KVPool:

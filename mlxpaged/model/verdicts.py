@@ -33,7 +33,8 @@ def remembered(kind: str, model: nn.Module, config: dict[str, Any], find: Callab
 
 def _fingerprint(model: nn.Module, config: dict[str, Any]) -> str:
     device = f"{mx.default_device()} {mx.device_info().get('device_name', '')}"
-    shapes = [(name, list(array.shape), str(array.dtype)) for name, array in tree_flatten(model.parameters())]
+    # Without names: those of a model that was served differ from those of one just loaded (seam.GatherNorm).
+    shapes = sorted((list(array.shape), str(array.dtype)) for _, array in tree_flatten(model.parameters()))
     key = [config, shapes, version("mlx"), version("mlx-lm"), __version__, device]
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
 

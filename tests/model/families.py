@@ -90,6 +90,14 @@ PAGED: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
     },
     "smollm3": {**_BASE},
+    "ministral3": {
+        **_BASE,
+        "rope_parameters": {
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 8,
+        },
+    },
 }
 """Families the paged path serves."""
 

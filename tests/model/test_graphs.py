@@ -42,7 +42,7 @@ def graphs_over(pool: Any) -> DecodeGraphs:
         pool.token = pool.token + 1
         return ids[:, :, None].astype(mx.float32) + pool.keys[:7]
 
-    return DecodeGraphs(model, pool)  # type: ignore[arg-type]
+    return DecodeGraphs(model, pool, "plain")  # type: ignore[arg-type]
 
 
 def test_cleared_graphs_hold_no_array_of_the_pool() -> None:

@@ -131,8 +131,8 @@ def test_prompt_logprobs_over_the_kernels_equal_stocks() -> None:
         assert_scored(rig.prompt_logprobs[index], ids, expected[index], 2 if index else 0)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
-def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch) -> None:
+@pytest.mark.parametrize(("name", "graphs"), [("llama", "plain"), ("llama", "fused"), ("gpt_oss", "fused")])
+def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, graphs, monkeypatch) -> None:
     """As on CUDA: prefill lengths in multiples, decode steps through graphs whose buckets hold empty rows. The
     emulator is eager, so a graph is traced anew at each step instead of being compiled."""
 
@@ -149,7 +149,7 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, monkeypatch)
         return call
 
     monkeypatch.setattr(serving, "make_pool", pool)
-    monkeypatch.setattr(serving, "_replays", lambda loaded, spec, path: True)
+    monkeypatch.setattr(serving, "_graphs", lambda loaded, spec, path: graphs)
     monkeypatch.setattr(serving, "_linears", lambda path: LinearWays(join=True))
     monkeypatch.setattr(compiled, "compile_graph", trace_only)
     monkeypatch.setattr(compiled, "BUCKETS", (3, 5, 16))  # one row and four rows need filling
@@ -179,7 +179,7 @@ def test_a_step_has_a_graph_only_where_the_graphs_own_size_is_for_the_kernel(tim
         return KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,)), choice.use_kernel)
 
     monkeypatch.setattr(serving, "make_pool", pool)
-    monkeypatch.setattr(serving, "_replays", lambda loaded, spec, path: True)
+    monkeypatch.setattr(serving, "_graphs", lambda loaded, spec, path: "fused")
     monkeypatch.setattr(compiled, "compile_graph", lambda function: function)
     model, config = tiny_model("llama")
     stock, rig = Stock(model), Rig(model, config, num_blocks=150, step_budget=512)

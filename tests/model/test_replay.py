@@ -16,7 +16,8 @@ from mlxpaged.model import compiled, examine, serving
 from mlxpaged.model.kernelpool import KernelPool
 from mlxpaged.model.kvspec import probe
 from mlxpaged.model.linears import LinearWays
-from mlxpaged.model.replay import BLOCKS, replay_differs
+from mlxpaged.model.replay import BLOCKS, Replay, find_replay
+from mlxpaged.model.rotation import Rotation, StepOffset
 
 from ..emulator import FORWARD, EmulatorLauncher, require_tools
 from .families import tiny_model
@@ -31,11 +32,11 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
 
 
-def verdict(name: str, context_len: int = 4096) -> str | None:
+def verdict(name: str, context_len: int = 4096) -> Replay:
     model, config = tiny_model(name)
     spec = probe(model)
     pool = KernelPool(spec, (BLOCKS,) * len(spec.windows), EmulatorLauncher(passes=(FORWARD,)))
-    return replay_differs(model, config, context_len, lambda: pool, LinearWays(join=True))
+    return find_replay(model, config, context_len, lambda: pool, LinearWays(join=True))
 
 
 def traced_anew(graph: Graph) -> Graph:
@@ -63,19 +64,39 @@ def without_its_tables(graph: Graph) -> Graph:
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_true_graphs_may_be_replayed_and_that_is_remembered(name, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(compiled, "compile_graph", traced_anew)
-    assert verdict(name) is None
+    assert verdict(name) == Replay("fused")
     (record,) = (tmp_path / "checks").iterdir()
     assert json.loads(record.read_text())["error"] < 1e-5
     monkeypatch.setattr(compiled, "compile_graph", frozen)
-    assert verdict(name) is None
+    assert verdict(name) == Replay("fused")
     record.write_text("{")
-    assert "replayed, their logits are off by" in str(verdict(name))
+    found = verdict(name)
+    assert found.graphs is None and "replayed, their logits are off by" in str(found.why)
 
 
 @pytest.mark.parametrize("false", [frozen, without_its_tables])
 def test_false_graphs_are_found_out(false, monkeypatch) -> None:
     monkeypatch.setattr(compiled, "compile_graph", false)
-    assert "replayed, their logits are off by" in str(verdict("llama", context_len=256))
+    found = verdict("llama", context_len=256)
+    assert found.graphs is None and "replayed, their logits are off by" in str(found.why)
+
+
+def at_twice_the_positions(self: StepOffset, rotation: Rotation, width: int) -> mx.array:
+    """Rotations that no graph may be replayed with, though each rope was understood."""
+    return rotation.table(self.positions * 2, width)
+
+
+def test_false_rotations_are_found_out_and_plain_graphs_serve(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(compiled, "compile_graph", traced_anew)
+    monkeypatch.setattr(StepOffset, "table", at_twice_the_positions)
+    found = verdict("llama", context_len=256)
+    assert found.graphs == "plain" and str(found.why).startswith("replayed, their logits are off by")
+    plain, fused = sorted((tmp_path / "checks").iterdir(), key=lambda record: len(record.name))
+    assert plain.name.startswith("replay-") and fused.name.startswith("replay-fused-")
+    fused.unlink()  # as an earlier version left it, which knew plain graphs only
+    assert verdict("llama", context_len=256) == found
+    monkeypatch.setattr(compiled, "compile_graph", frozen)  # would be found out, if both were not remembered
+    assert verdict("llama", context_len=256) == found
 
 
 def test_a_device_that_compiles_no_graph_says_so_and_nothing_is_remembered(monkeypatch, tmp_path) -> None:
@@ -83,7 +104,7 @@ def test_a_device_that_compiles_no_graph_says_so_and_nothing_is_remembered(monke
         raise RuntimeError("[metal] no such thing\nsecond line")
 
     monkeypatch.setattr(compiled, "compile_graph", refused)
-    assert verdict("llama") == "replaying them failed: RuntimeError: [metal] no such thing"
+    assert verdict("llama") == Replay(None, "replaying them failed: RuntimeError: [metal] no such thing")
     assert not (tmp_path / "checks").exists()
 
 
@@ -92,9 +113,14 @@ def test_steps_are_built_anew_where_replaying_is_wrong_and_the_doctor_tells(monk
     model, config = tiny_model("llama")
     tiny = loaded(model, config)
     monkeypatch.setattr(compiled, "compile_graph", traced_anew)
-    assert serving._replays(tiny, probe(model), path)
+    assert serving._graphs(tiny, probe(model), path) == "fused"
     assert examine._decode_steps(tiny, probe(model), path).value == "replayed as graphs"
-    monkeypatch.setattr(serving, "replay_differs", lambda *_: "replayed, their logits are off by 90.0% of the largest")
-    assert not serving._replays(tiny, probe(model), path)
+    why = "replayed, their logits are off by 90.0% of the largest"
+    monkeypatch.setattr(serving, "find_replay", lambda *_: Replay("plain", why))
+    assert serving._graphs(tiny, probe(model), path) == "plain" and not caplog.text
+    finding = examine._decode_steps(tiny, probe(model), path)
+    assert finding.value == f"replayed as graphs, without rope_write: {why}" and not finding.problem
+    monkeypatch.setattr(serving, "find_replay", lambda *_: Replay(None, why))
+    assert serving._graphs(tiny, probe(model), path) is None
     assert "each decode step of tiny is built anew, which costs time: replayed" in caplog.text
     assert examine._decode_steps(tiny, probe(model), path).value.startswith("built anew each time: replayed, their")
