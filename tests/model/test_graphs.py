@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from mlxpaged.kernels.launch import KernelSpec
 from mlxpaged.model import compiled
 from mlxpaged.model.compiled import DecodeGraphs
 from mlxpaged.model.inputs import DecodeInputs, StepInputs
+from mlxpaged.model.kernelpool import KernelPool
+from mlxpaged.model.kvspec import probe
+from mlxpaged.model.seam import attention_hook
+
+from .families import tiny_model
 
 MIB = 2**20
 
@@ -29,12 +36,12 @@ class Pool:
         return True
 
 
-def step(context: int = 1) -> StepInputs:
-    """One row that decodes behind `context - 1` positions."""
+def step(context: int = 1, groups: int = 1) -> StepInputs:
+    """One row that decodes behind `context - 1` positions, in as many KV groups."""
     one, blocks = np.zeros(1, np.int32), 1 << (-(-context // 16) - 1).bit_length()
     table = np.ones((1, blocks), np.int32)
     decode = DecodeInputs(table, one + blocks, one, one + context - 1, table)
-    return StepInputs(one, one + context - 1, (one,), (decode,), ((),), one[:0], one)
+    return StepInputs(one, one + context - 1, (one,) * groups, (decode,) * groups, ((),) * groups, one[:0], one)
 
 
 def graphs_over(pool: Any) -> DecodeGraphs:
@@ -72,3 +79,36 @@ def test_the_graphs_used_last_are_kept(monkeypatch) -> None:
         return len(made)
 
     assert [run(context) for context in (1, 100, 1, 2000, 1, 100)] == [1, 2, 2, 3, 3, 4]
+
+
+def of_its_inputs(
+    spec: KernelSpec, inputs: Sequence[mx.array], *, shapes: Any, dtypes: Any, **_: Any
+) -> list[mx.array]:
+    """A launcher of MLX operations, which a graph can hold: an output of each kernel that tells its inputs."""
+    given = dict(zip(spec.input_names, inputs, strict=True))
+    first = given["queries"].reshape(shapes[0])
+    if spec.name == "rope_write":
+        first = first * given["rotations"][:, None, None] + given["keys"].mean() + given["slots"].sum()
+    else:
+        first = first + given["context_lens"].sum()
+    rest = zip(shapes[1:-1], dtypes[1:-1], strict=True)
+    return [first, *(mx.zeros(shape, dtype) for shape, dtype in rest), given["token"] + 1]
+
+
+def test_a_replayed_fused_graph_rotates_by_the_positions_of_its_own_step(monkeypatch) -> None:
+    model, _ = tiny_model("gemma3_text", rope_theta=1e6, num_hidden_layers=2)
+
+    def logits(contexts: tuple[int, ...]) -> list[np.ndarray]:
+        spec = probe(model)
+        graphs = DecodeGraphs(model, KernelPool(spec, (8,) * len(spec.windows), of_its_inputs), "fused")
+        with attention_hook(model):
+            return [
+                np.array(graphs(step(context, len(spec.windows)), mx.zeros((1,), mx.int32))) for context in contexts
+            ]
+
+    contexts = (3, 4, 16)
+    replayed = logits(contexts)
+    monkeypatch.setattr(compiled, "compile_graph", lambda function: function)
+    for context, got, anew in zip(contexts, replayed, logits(contexts), strict=True):
+        np.testing.assert_allclose(got, anew, atol=1e-4, err_msg=str(context))
+    assert not np.allclose(replayed[0], replayed[1], atol=1e-2)
