@@ -51,11 +51,14 @@ def count_commits(operations: Iterable[Operation], limits: EncoderLimits) -> int
 
 
 def paged_step(shape: ModelShape, rows: int, context: int, pool_tokens: int) -> Iterator[Operation]:
-    """Our decode step: K and V of `rows` tokens into pools of `pool_tokens` tokens a layer, attention over them."""
+    """Our decode step: K and V of `rows` tokens into pools of `pool_tokens` tokens a layer, by the kernel that rotates
+    queries and keys, and attention over them."""
     for layer in range(shape.layers):
         pools = tuple((f"{layer}.{name}_pool", pool_tokens * shape.kv_heads * shape.width) for name in "kv")
         yield from _projections(shape, layer, rows)
-        yield Operation((*pools, *_keys_values(shape, layer, rows), ("slots", rows), (f"{layer}.token", 8)))
+        rotated = (f"{layer}.q.rotated", rows * shape.heads * shape.width)
+        given = (*_projected(shape, layer, rows), ("rotations", rows * shape.width), ("slots", rows))
+        yield Operation((*pools, *given, rotated, (f"{layer}.token", 8)))
         yield from _attention(shape, layer, rows, context, pools)
         yield from _rest_of_layer(shape, layer, rows)
     yield from _head(shape, rows)
@@ -67,7 +70,10 @@ def stock_step(shape: ModelShape, rows: int, context: int) -> Iterator[Operation
         cache_len = -(-context // 256) * 256
         caches = tuple((f"{layer}.{name}_cache", rows * cache_len * shape.kv_heads * shape.width) for name in "kv")
         yield from _projections(shape, layer, rows)
-        for cache, new in zip(caches, _keys_values(shape, layer, rows), strict=True):
+        projected = _projected(shape, layer, rows)
+        for array in projected[:2]:
+            yield Operation((array, ("positions", rows)))
+        for cache, new in zip(caches, projected[1:], strict=True):
             yield Operation((cache, new))
         yield from _attention(shape, layer, rows, context, caches)
         yield from _rest_of_layer(shape, layer, rows)
@@ -79,12 +85,12 @@ def _projections(shape: ModelShape, layer: int, rows: int) -> Iterator[Operation
     yield _norm(shape, f"{layer}.norm1", rows)
     for name, outputs in (("q", queries), ("k", keys), ("v", keys)):
         yield _linear(shape, f"{layer}.{name}", shape.hidden, outputs, rows)
-    for name, outputs in (("q", queries), ("k", keys)):
-        yield Operation(((f"{layer}.{name}.out", rows * outputs), ("positions", rows)))
 
 
-def _keys_values(shape: ModelShape, layer: int, rows: int) -> tuple[tuple[str, int], ...]:
-    return tuple((f"{layer}.{name}.out", rows * shape.kv_heads * shape.width) for name in "kv")
+def _projected(shape: ModelShape, layer: int, rows: int) -> tuple[tuple[str, int], ...]:
+    """Queries, keys and values of the step."""
+    heads = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
+    return tuple((f"{layer}.{name}.out", rows * count * shape.width) for name, count in heads.items())
 
 
 def _attention(
