@@ -18,23 +18,23 @@
 
 const int thread_id = int(thread_index_in_threadgroup);
 const int lane = thread_id % SIMD_WIDTH;
-const int vector = int(threadgroup_position_in_grid.x) * SIMDGROUPS + thread_id / SIMD_WIDTH;
+const int index = int(threadgroup_position_in_grid.x) * SIMDGROUPS + thread_id / SIMD_WIDTH;
 const int entry = int(threadgroup_position_in_grid.y);
 const int num_queries = int(queries_shape[1]);
 const int num_keys = int(keys_shape[1]);
 
-if (entry == 0 && vector == 0 && lane < 8) {
+if (entry == 0 && index == 0 && lane < 8) {
   token_out[lane] = token[lane] + 1u;
 }
 
 const int slot = slots[entry];
 const bool stored = slot >= int(key_pool_shape[1]);
-const bool is_query = vector < num_queries;
-const bool is_key = !is_query && vector < num_queries + num_keys;
+const bool is_query = index < num_queries;
+const bool is_key = !is_query && index < num_queries + num_keys;
 
 // rotate, write
 if (is_query || (is_key && stored)) {
-  const int head = is_query ? vector : vector - num_queries;
+  const int head = is_query ? index : index - num_queries;
   const size_t row = is_query ? size_t(entry) * size_t(num_queries) : size_t(slot) * size_t(num_keys);
   device T* out = (is_query ? rotated : (device T*)key_pool) + (row + size_t(head)) * DK;
   const auto begin = is_query ? entry * queries_strides[0] + head * queries_strides[1]
@@ -58,8 +58,8 @@ if (is_query || (is_key && stored)) {
 }
 
 // write
-if (!is_query && !is_key && vector < num_queries + 2 * num_keys && stored) {
-  const int head = vector - num_queries - num_keys;
+if (!is_query && !is_key && index < num_queries + 2 * num_keys && stored) {
+  const int head = index - num_queries - num_keys;
   device T* out = (device T*)value_pool + (size_t(slot) * size_t(num_keys) + size_t(head)) * DV;
   const auto begin = entry * values_strides[0] + head * values_strides[1];
   for (int d = lane; d < DV; d += SIMD_WIDTH) {
