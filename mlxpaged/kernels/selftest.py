@@ -105,7 +105,7 @@ def run_selftest(
             said = True
             assert on_progress is not None
             on_progress(f"testing the GPU kernels, case {index + 1} of {len(cases)}; the result is kept")
-        results.append(_result(case, launch))
+        results.append(ask(case, launch))
         if not results[-1].ok and not every_case:
             break
     return SelfTestReport(tuple(results))
@@ -139,7 +139,8 @@ def _bind(run: Callable[..., float], template: KernelTemplate, *rest: object) ->
     return lambda launch: run(launch, template, np.random.default_rng(seed), *rest)
 
 
-def _result(case: SelfTestCase, launch: Launcher) -> CaseResult:
+def ask(case: SelfTestCase, launch: Launcher) -> CaseResult:
+    """What the device does with `case`; never raises for it."""
     try:
         error, message = case.run(launch), None
     except Exception as raised:  # compilers' and drivers' own kinds; the first line names the trouble

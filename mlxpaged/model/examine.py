@@ -8,13 +8,16 @@ from collections.abc import Callable
 from ..config import Attention, Dtype
 from ..errors import ConfigError, MlxpagedError
 from ..kernels.choose import AttentionPath, choose_path
+from ..kernels.skinny_matmul import MOST_ROWS
 from ..kernels.template import KernelTemplate
 from .attention_path import attention_path
 from .check import differs_from_stock
 from .finding import Finding
 from .kvspec import KVSpec, NotPaged, probe
+from .linear_ways import linear_ways
 from .loader import LoadedModel, load
 from .memplan import gib
+from .replay import Replay
 from .serving import replay
 from .sources import ModelSource
 
@@ -50,7 +53,7 @@ def examine(
     found.append(Finding("served by", f"the block pool, {len(spec.layers)} layers in {len(spec.windows)} KV groups"))
     path, findings = _attention(lambda: attention_path(spec, attention, say))
     if path is not None and path.launcher is not None:
-        findings.append(_decode_steps(loaded, spec, path))
+        findings += _steps(loaded, spec, path)
     return loaded, [*found, *findings]
 
 
@@ -70,8 +73,16 @@ def _attention(choose: Callable[[], AttentionPath]) -> tuple[AttentionPath | Non
     return path, [Finding("attention", "; ".join(path.lines), advice)]
 
 
-def _decode_steps(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Finding:
-    found = replay(loaded, spec, path)
+def _steps(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> list[Finding]:
+    found: list[Finding] = []
+    warn = lambda line: found.append(Finding("products", line, _REPORT))  # noqa: E731
+    linears = linear_ways(loaded.model, path, warn)
+    if linears is not None and linears.skinny is not None:
+        found.append(Finding("products", f"of 2 to {MOST_ROWS} rows by skinny_matmul where it is faster"))
+    return [*found, _decode_steps(replay(loaded, spec, path, linears))]
+
+
+def _decode_steps(found: Replay) -> Finding:
     match found.graphs:
         case "fused":
             return Finding("decode steps", "replayed as graphs")

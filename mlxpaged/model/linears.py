@@ -3,31 +3,57 @@ backend's products; changes no result beyond rounding, knows nothing of steps or
 
 A small model's step is bound by its host: MLX spends some 20 microseconds on starting one product on CUDA and about one
 on every other node of the graph. So linears see one matrix, their weights are transposed once, and linears that are
-given the same input are computed as one.
+given the same input are computed as one, and where our own kernel multiplies few rows faster, it does.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..kernels.launch import Launcher
+from ..kernels.skinny_matmul import MOST_ROWS, fits, skinny_matmul
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Linears of one module that models give the same input, by the names that mlx-lm's models use."""
 
 
 @dataclass(frozen=True, slots=True)
+class Skinny:
+    """Products of 2 to MOST_ROWS rows by skinny_matmul, started by `launch`, where `faster` says so: it is asked with
+    (rows, outputs, width, bits). A single row is left to MLX's matrix-vector product."""
+
+    launch: Launcher
+    faster: Callable[[int, int, int, int], bool] = lambda rows, outputs, width, bits: True
+
+    def __call__(self, layer: Any, rows: mx.array) -> mx.array | None:
+        """rows [T, K] times the layer's weight [N, K], without a bias; None where MLX is to compute it."""
+        num_rows, width = rows.shape
+        weight, bits, group_size = layer["weight"], getattr(layer, "bits", 0), getattr(layer, "group_size", 64)
+        if not 1 < num_rows <= MOST_ROWS or not self.faster(num_rows, len(weight), width, bits):
+            return None
+        packed = [array for name in ("scales", "biases") if (array := layer.get(name)) is not None]
+        if len(packed) != (2 if bits else 0) or getattr(layer, "mode", "affine") != "affine":
+            return None
+        if not fits(rows.dtype, width, bits, group_size) or any(x.dtype != rows.dtype for x in packed or [weight]):
+            return None
+        return skinny_matmul(self.launch, rows, weight, *packed, bits=bits, group_size=group_size)
+
+
+@dataclass(frozen=True, slots=True)
 class LinearWays:
     """What is faster on a device. join: linears given the same input become one product. dense_above: from so many rows
-    on, packed weights are unpacked for a dense product (None: never)."""
+    on, packed weights are unpacked for a dense product (None: never). skinny: the way of few rows (None: MLX's)."""
 
     join: bool = False
     dense_above: int | None = None
+    skinny: Skinny | None = None
 
 
 class FlatLinear(nn.Linear):
@@ -38,6 +64,9 @@ class FlatLinear(nn.Linear):
 
     def product(self, rows: mx.array) -> mx.array:
         """rows [T, K] -> [T, N]."""
+        few = _few_rows(self, rows)
+        if few is not None:
+            return few + self["bias"] if "bias" in self else few
         return mx.addmm(self["bias"], rows, self._transposed) if "bias" in self else rows @ self._transposed
 
 
@@ -45,7 +74,9 @@ class FlatEmbedding(nn.Embedding):
     """The same for a tied head."""
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return as_before(as_rows(x) @ self._transposed, x)
+        rows = as_rows(x)
+        few = _few_rows(self, rows)
+        return as_before(rows @ self._transposed if few is None else few, x)
 
 
 class FlatQuantizedLinear(nn.QuantizedLinear):
@@ -88,25 +119,25 @@ class _Siblings:
 
     def __init__(self, parts: Sequence[Any]) -> None:
         ends = list(itertools.accumulate(len(part["weight"]) for part in parts))
-        self._whole = copy.copy(parts[0])
+        self.whole = copy.copy(parts[0])
         self._ends = ends[:-1]
         self._place = {id(part): place for place, part in enumerate(parts)}
         self._input: mx.array | None = None
         self._outputs: dict[int, mx.array] = {}
         for name in [name for name in ("weight", "scales", "biases", "bias") if name in parts[0]]:
-            self._whole[name] = mx.concatenate([part[name] for part in parts])
-            views = mx.split(self._whole[name], self._ends)
-            mx.eval(self._whole[name], views)
+            self.whole[name] = mx.concatenate([part[name] for part in parts])
+            views = mx.split(self.whole[name], self._ends)
+            mx.eval(self.whole[name], views)
             for part, view in zip(parts, views, strict=True):
                 part[name] = view
-        _prepare(self._whole)
+        _prepare(self.whole)
 
     def output(self, part: Any, x: mx.array) -> mx.array:
         """What `part` gives for `x`."""
         place = self._place[id(part)]
         if self._input is not x or place not in self._outputs:
             self._input = x
-            self._outputs = dict(enumerate(mx.split(self._whole.product(as_rows(x)), self._ends, axis=-1)))
+            self._outputs = dict(enumerate(mx.split(self.whole.product(as_rows(x)), self._ends, axis=-1)))
         out = self._outputs.pop(place)
         if not self._outputs:
             self._input = None
@@ -125,6 +156,9 @@ _JOINED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
+_OURS = {*_FLAT.values(), *_JOINED.values()}
+
+
 def flatten_linears(model: nn.Module, ways: LinearWays | None = None) -> None:
     """Make every linear of the model one of ours, computed by `ways`. The weights must stay what they are afterwards.
     Idempotent; a model whose linears were joined stays so."""
@@ -133,8 +167,10 @@ def flatten_linears(model: nn.Module, ways: LinearWays | None = None) -> None:
         if type(part) in _FLAT:
             part.__class__ = _FLAT[type(part)]
             _prepare(part)
-        if ways is not None and isinstance(part, (FlatQuantizedLinear, FlatQuantizedEmbedding)):
+        if ways is not None and type(part) in _OURS:
             part._ways = ways
+            if hasattr(part, "_siblings"):
+                part._siblings.whole._ways = ways
     if ways is not None and ways.join:
         for module in modules:
             for names in SIBLINGS:
@@ -145,7 +181,7 @@ def _prepare(part: Any) -> None:
     if isinstance(part, (FlatLinear, FlatEmbedding)):
         part._transposed = part["weight"].T  # a view; no parameter, by the underscore
         mx.eval(part._transposed)
-    elif not hasattr(part, "_ways"):
+    if not hasattr(part, "_ways"):
         part._ways = LinearWays()
 
 
@@ -183,9 +219,18 @@ def as_before(out: mx.array, x: mx.array) -> mx.array:
 
 def _packed_product(layer: Any, rows: mx.array) -> mx.array:
     """rows [T, K] times the packed weight [N, K], without a bias."""
+    few = _few_rows(layer, rows)
+    if few is not None:
+        return few
     ways: LinearWays = layer._ways
     packed = (layer["weight"], layer["scales"], layer.get("biases"))
     packing = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
     if ways.dense_above is not None and len(rows) >= ways.dense_above:
         return rows @ mx.dequantize(*packed, **packing).astype(rows.dtype).T
     return mx.quantized_matmul(rows, *packed, transpose=True, **packing)
+
+
+def _few_rows(layer: Any, rows: mx.array) -> mx.array | None:
+    """rows [T, K] times the layer's weight by our kernel, without a bias; None where MLX is to compute it."""
+    skinny: Skinny | None = layer._ways.skinny
+    return None if skinny is None else skinny(layer, rows)

@@ -24,6 +24,7 @@ from .estimate import cut_context, groups_of, need_of, on_gpu, step_budget, wish
 from .kernelpool import KernelPool
 from .kvpool import KVPool
 from .kvspec import KVSpec, NotPaged, probe
+from .linear_ways import linear_ways
 from .linears import LinearWays
 from .loader import LoadedModel
 from .memory import limit_mlx, machine, spare_memory
@@ -37,9 +38,6 @@ from .seam import remove_gather_norm
 from .solo import SoloRunner
 
 log = logging.getLogger(__name__)
-
-CUDA_LINEARS = LinearWays(join=True, dense_above=65)
-"""What was faster on an H200 (MLX 0.32.4): 32 rows times 4096 x 4096 in 4 bits take 26 us packed, 64 us unpacked."""
 
 CUDA_ROUND_CHUNKS = 512
 
@@ -102,6 +100,7 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
     start = _start(config, plan)
     sampler = Sampler(num_rows, spec.vocab_size, None if on_gpu() else BEST)
     path = attention_path(spec, config.attention, log.warning)
+    linears = linear_ways(loaded.model, path, log.warning)
     groups = tuple(GroupSpec(count, window) for count, window in zip(start, spec.windows, strict=True))
     runner = ModelRunner(
         loaded.model,
@@ -109,8 +108,8 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
         groups,
         sampler,
         num_rows,
-        graphs=_graphs(loaded, spec, path) if config.compiled else None,
-        linears=_linears(path),
+        graphs=_graphs(loaded, spec, path, linears) if config.compiled else None,
+        linears=linears,
     )
     if on_gpu() and config.num_blocks is None:
         plan = plan_memory(machine(), replace(need, work=measured(runner, need.work)), wish_of(config, paged=True))
@@ -152,12 +151,7 @@ def _short_of(config: EngineConfig, plan: MemoryPlan) -> tuple[str, ...]:
     )
 
 
-def _linears(path: AttentionPath) -> LinearWays | None:
-    """How products are computed beside that path."""
-    return CUDA_LINEARS if path.device.kind == "cuda" else None
-
-
-def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Replay:
+def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: LinearWays | None) -> Replay:
     """Whether decode steps over the kernels of `path` may be replayed as graphs, and as which."""
 
     def small_pool() -> KernelPool:
@@ -165,13 +159,13 @@ def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Replay:
         assert isinstance(pool, KernelPool)
         return pool
 
-    return find_replay(loaded.model, loaded.config, loaded.context_len, small_pool, _linears(path))
+    return find_replay(loaded.model, loaded.config, loaded.context_len, small_pool, linears)
 
 
-def _graphs(loaded: LoadedModel, spec: KVSpec, path: AttentionPath) -> Graphs | None:
+def _graphs(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: LinearWays | None) -> Graphs | None:
     if path.launcher is None:
         return None
-    found = replay(loaded, spec, path)
+    found = replay(loaded, spec, path, linears)
     if found.graphs is None:
         log.warning("each decode step of %s is built anew, which costs time: %s", loaded.name, found.why)
     return found.graphs

@@ -143,6 +143,35 @@ SHUFFLE(simd_broadcast, n, n) SHUFFLE(simd_shuffle, 0, n) SHUFFLE(simd_shuffle_x
 SHUFFLE(simd_shuffle_down, n, lanes.self + n) SHUFFLE(simd_shuffle_up, n, lanes.self - n)
 #undef SHUFFLE
 
+// ---- simdgroup matrices: as Apple's devices lay them out, a lane holds two neighbours of one row ----
+template <class T, int Rows, int Columns> struct simdgroup_matrix {
+  static_assert(Rows == 8 && Columns == 8, "a simdgroup matrix is 8 x 8");
+  vec<T, 2> held;
+  vec<T, 2>& thread_elements() { return held; }
+};
+typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
+typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
+typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
+template <class A, class B> struct Factors {
+  vec<A, 2> a;
+  vec<B, 2> b;
+};
+template <class D, class A, class B, class C>
+INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, simdgroup_matrix<A, 8, 8> a,
+                                          simdgroup_matrix<B, 8, 8> b, simdgroup_matrix<C, 8, 8> c,
+                                          int line = __builtin_LINE()) {
+  Lanes lanes = exchange(Factors<A, B>{a.held, b.held}, 0, "simdgroup_multiply_accumulate", line);
+  auto lane_of = [](uint row, uint column) { return row / 4 * 16 + column / 4 * 8 + row % 4 * 2 + column / 2 % 2; };
+  const uint row = lanes.self / 16 * 4 + lanes.self / 2 % 4, first = lanes.self / 8 % 2 * 4 + lanes.self % 2 * 2;
+  for (uint e = 0; e < 2; e++) {
+    float sum = float(c.held[e]);
+    for (uint k = 0; k < 8; k++)
+      sum += float(lane_value<Factors<A, B>>(lanes, lane_of(row, k)).a[k % 2]) *
+             float(lane_value<Factors<A, B>>(lanes, lane_of(k, first + e)).b[e]);
+    d.held[e] = D(sum);
+  }
+}
+
 }  // namespace metal
 using namespace metal;
 

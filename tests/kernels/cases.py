@@ -21,6 +21,7 @@ from mlxpaged.kernels.kv_write import kv_write, kv_write_reference
 from mlxpaged.kernels.launch import Launcher, new_token, padded
 from mlxpaged.kernels.paged_decode import paged_decode, paged_decode_reference
 from mlxpaged.kernels.rope_write import pairs, rope_write, rotate_reference
+from mlxpaged.kernels.skinny_matmul import skinny_matmul
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 TOLERANCES = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -300,6 +301,39 @@ class RopeCase:
 
 
 @dataclass(frozen=True)
+class SkinnyCase:
+    """skinny_matmul of `rows` rows of `width` elements with a weight of `outputs` outputs, dense or of `bits` bits."""
+
+    dtype: str = "bfloat16"
+    rows: int = 9
+    outputs: int = 72
+    width: int = 256
+    bits: int = 0
+    group_size: int = 64
+
+    @property
+    def name(self) -> str:
+        packing = f"{self.bits} bits in groups of {self.group_size}" if self.bits else "dense"
+        return f"skinny {self.dtype} {self.rows}x{self.width} times {self.outputs} {packing}"
+
+    @property
+    def tolerance(self) -> float:
+        return TOLERANCES[self.dtype]
+
+    def run(self, launch: Launcher) -> float:
+        rng, dtype = np.random.default_rng(zlib.crc32(self.name.encode())), DTYPES[self.dtype]
+        rows, weight = normal(rng, (self.rows, self.width), dtype), normal(rng, (self.outputs, self.width), dtype)
+        if not self.bits:
+            return relative_error(skinny_matmul(launch, rows, weight), float64(rows) @ float64(weight).T)
+        packing = {"group_size": self.group_size, "bits": self.bits}
+        packed = mx.quantize(weight, **packing)
+        wide = mx.dequantize(
+            *(array if array.dtype == mx.uint32 else array.astype(mx.float32) for array in packed), **packing
+        )
+        return relative_error(skinny_matmul(launch, rows, *packed, **packing), float64(rows) @ float64(wide).T)
+
+
+@dataclass(frozen=True)
 class OrderCase:
     """`steps` of write -> decode over `layers` layers in one lazy graph: every step overwrites the same slots, and its
     decode must see just that. Only the tokens keep the order."""
@@ -429,6 +463,15 @@ def rope_cases() -> Iterator[RopeCase]:
         yield RopeCase(dtype, (256, 256), 64, traditional, group=2, tokens=17, layout="turned")
 
 
+def skinny_cases() -> Iterator[SkinnyCase]:
+    """Every number of tiles, outputs and spans that do not fill the last threadgroup or round, each packing."""
+    for dtype in ("float16", "bfloat16"):
+        for rows, outputs, width in ((1, 1, 32), (2, 40, 576), (8, 33, 1056), (17, 64, 64), (32, 100, 512)):
+            yield SkinnyCase(dtype, rows, outputs, width)
+        for bits, group_size, width in ((4, 32, 384), (4, 64, 1280), (4, 128, 128), (8, 64, 64), (8, 32, 1088)):
+            yield SkinnyCase(dtype, 5 + width % 23, 48, width, bits, group_size)
+
+
 def all_cases() -> list[Case]:
     """The whole grid."""
-    return [OrderCase(), *move_cases(), *rope_cases(), *base_cases(), *paired_cases()]
+    return [OrderCase(), *move_cases(), *rope_cases(), *skinny_cases(), *base_cases(), *paired_cases()]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlxpaged.errors import LayoutError
-from mlxpaged.kernels import block_copy, kv_gather, kv_write, paged_decode, records, rope_write
+from mlxpaged.kernels import block_copy, kv_gather, kv_write, paged_decode, records, rope_write, skinny_matmul
 from mlxpaged.kernels.launch import (
     CudaLauncher,
     KernelSpec,
@@ -25,7 +25,7 @@ from mlxpaged.kernels.launch import (
 from mlxpaged.kernels.paged_decode import num_partitions, paged_decode_reference
 from tests.kernels.test_kernel_tokens import shapes_only
 
-SPECS = list(records.SPECS)
+SPECS = [*records.SPECS, skinny_matmul.SPEC]
 POOL = (4, 16, 2, 64)
 
 
@@ -165,6 +165,36 @@ def rope_once(launch: Any, **change: Any) -> tuple[mx.array, mx.array]:
 def test_rope_write_refuses_what_does_not_fit(change: dict[str, Any], message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         rope_once(shapes_only, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": mx.zeros((33, 128), mx.float16)}, "no kernel for rows"),
+        ({"rows": mx.zeros((0, 128), mx.float16)}, "no kernel for rows"),
+        ({"rows": mx.zeros((2, 128))}, "no kernel for rows .*float32"),
+        ({"rows": mx.zeros((2, 120), mx.float16)}, "no kernel for rows"),
+        ({"weight": mx.zeros((8, 128), mx.bfloat16)}, "a weight of .*bfloat16 is not one of no packed bits"),
+        ({"weight": mx.zeros((8, 256), mx.float16)}, "is not one of no packed bits"),
+        ({"bits": 4}, "is not one of 4 packed bits"),
+        ({"bits": 3}, "no kernel for rows .* 3 bits"),
+        ({"bits": 4, "group_size": 48}, "no kernel for rows .* groups of 48"),
+        ({"scales": mx.zeros((8, 2), mx.float16), "biases": mx.zeros((8, 2), mx.float16)}, "no packed bits"),
+    ],
+)
+def test_skinny_matmul_refuses_what_does_not_fit(change: dict[str, Any], message: str) -> None:
+    call: dict[str, Any] = {"rows": mx.zeros((2, 128), mx.float16), "weight": mx.zeros((8, 128), mx.float16)}
+    assert skinny_matmul.skinny_matmul(shapes_only, **call).shape == (2, 8)
+    with pytest.raises(LayoutError, match=message):
+        skinny_matmul.skinny_matmul(shapes_only, **(call | change))
+
+
+def test_packed_weights_fit_by_their_groups_and_width() -> None:
+    fits = skinny_matmul.fits
+    assert fits(mx.bfloat16, 128, 4, 64) and fits(mx.bfloat16, 64, 8, 32) and fits(mx.float16, 32)
+    assert not fits(mx.bfloat16, 192, 4, 64), "a span of 4-bit weights is 128 wide"
+    assert not fits(mx.bfloat16, 128, 4, 16) and not fits(mx.bfloat16, 128, 6, 64)
+    assert [skinny_matmul.row_tiles(rows) for rows in (1, 8, 9, 16, 17, 32)] == [1, 1, 2, 2, 4, 4]
 
 
 def test_the_metal_launcher_refuses_a_pool_that_mlx_would_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,14 +113,14 @@ def test_steps_are_built_anew_where_replaying_is_wrong_and_the_doctor_tells(monk
     model, config = tiny_model("llama")
     tiny = loaded(model, config)
     monkeypatch.setattr(compiled, "compile_graph", traced_anew)
-    assert serving._graphs(tiny, probe(model), path) == "fused"
-    assert examine._decode_steps(tiny, probe(model), path).value == "replayed as graphs"
+    assert serving._graphs(tiny, probe(model), path, None) == "fused"
+    assert examine._steps(tiny, probe(model), path)[-1].value == "replayed as graphs"
     why = "replayed, their logits are off by 90.0% of the largest"
     monkeypatch.setattr(serving, "find_replay", lambda *_: Replay("plain", why))
-    assert serving._graphs(tiny, probe(model), path) == "plain" and not caplog.text
-    finding = examine._decode_steps(tiny, probe(model), path)
+    assert serving._graphs(tiny, probe(model), path, None) == "plain" and not caplog.text
+    finding = examine._steps(tiny, probe(model), path)[-1]
     assert finding.value == f"replayed as graphs, without rope_write: {why}" and not finding.problem
     monkeypatch.setattr(serving, "find_replay", lambda *_: Replay(None, why))
-    assert serving._graphs(tiny, probe(model), path) is None
+    assert serving._graphs(tiny, probe(model), path, None) is None
     assert "each decode step of tiny is built anew, which costs time: replayed" in caplog.text
-    assert examine._decode_steps(tiny, probe(model), path).value.startswith("built anew each time: replayed, their")
+    assert examine._steps(tiny, probe(model), path)[-1].value.startswith("built anew each time: replayed, their")
