@@ -115,16 +115,16 @@ def paged_decode(
 
 
 def paged_decode_reduce(launch: Launcher, parts: mx.array, lse: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Merges float32 parts [..., partitions, DV] by their log2-sum-exp, lse [..., partitions]: [..., DV] in `dtype`."""
+    """Merges float32 parts [..., partitions, DV] by their log2-sum-exp, lse [..., partitions]: [..., DV] in `dtype`.
+    One kernel for every number of partitions: none is compiled while a context grows past another one."""
     *leading, partitions, width = parts.shape
     num_vectors = math.prod(leading)
-    simdgroups = min(SIMDGROUPS, partitions)
     (out,) = launch(
         REDUCE_SPEC,
         [parts.reshape(num_vectors, partitions, width), lse.reshape(num_vectors, partitions)],
-        template=[("O", dtype), ("DV", width), ("SIMDGROUPS", simdgroups)],
-        grid=(simdgroups * SIMD_WIDTH * num_vectors, 1, 1),
-        threadgroup=(simdgroups * SIMD_WIDTH, 1, 1),
+        template=[("O", dtype), ("DV", width), ("SIMDGROUPS", SIMDGROUPS)],
+        grid=(SIMDGROUPS * SIMD_WIDTH * num_vectors, 1, 1),
+        threadgroup=(SIMDGROUPS * SIMD_WIDTH, 1, 1),
         shapes=[(*leading, width)],
         dtypes=[dtype],
     )
