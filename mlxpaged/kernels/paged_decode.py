@@ -45,6 +45,7 @@ def paged_decode(
     softcap: float | None = None,
     sinks: mx.array | None = None,
     partition: int = PARTITION,
+    heads_first: bool = False,
 ) -> tuple[mx.array, mx.array]:
     """Attention of queries [R, Q, Hq, DK] over the pools [num_blocks, block_size, Hkv, width], each row's queries at
     its last Q positions: out [R, Q, Hq, DV] and the token that the pools' next writer takes.
@@ -53,7 +54,8 @@ def paged_decode(
     context_lens: int32 [>= R], positions that count, the queries' own included; a row of 0 gives zeros, and so does a
     query before position 0. max_context: no context_len is larger. window: a query sees that many positions up to its
     own. softcap: scores become softcap * tanh(score / softcap). sinks: [Hq], a logit per query head that takes weight
-    and gives no value. partition: a multiple of block_size. Raises LayoutError.
+    and gives no value. partition: a multiple of block_size. heads_first: out is [R, Hq, Q, DV], which for
+    one position is the same memory. Raises LayoutError.
     """
     require_pools(key_pool, value_pool)
     num_rows, num_positions, num_heads, key_width = queries.shape
@@ -70,6 +72,12 @@ def paged_decode(
     if sinks is not None and sinks.size != num_heads:
         raise LayoutError(f"sinks is {sinks.shape}; there are {num_heads} query heads")
 
+    if heads_first and num_positions > 1:
+        raise LayoutError(f"heads come first for one position, not for {num_positions}")
+
+    # Shaped as they are wanted: a view costs a small model's host a microsecond a layer.
+    num_vectors = num_rows * num_positions * num_heads
+    shape = (num_rows, num_heads, 1, value_width) if heads_first else (*queries.shape[:3], value_width)
     partitions = num_partitions(max_context, num_positions, window, partition)
     passes = math.ceil(num_positions * group / MAX_HEADS)
     out, lse, token_out = launch(
@@ -102,30 +110,30 @@ def paged_decode(
         grid=(SIMDGROUPS * SIMD_WIDTH * num_kv_heads * passes, num_rows, partitions),
         threadgroup=(SIMDGROUPS * SIMD_WIDTH, 1, 1),
         shapes=[
-            (num_rows, num_positions, num_heads, partitions, value_width),
-            (num_rows, num_positions, num_heads, partitions),
+            shape if partitions == 1 else (num_vectors, partitions, value_width),
+            (num_vectors, partitions),
             token.shape,
         ],
         dtypes=[queries.dtype if partitions == 1 else mx.float32, mx.float32, token.dtype],
     )
-    shape = (num_rows, num_positions, num_heads, value_width)
-    if partitions == 1:
-        return out.reshape(shape), token_out
-    return paged_decode_reduce(launch, out, lse, queries.dtype), token_out
+    if partitions > 1:
+        out = paged_decode_reduce(launch, out, lse, queries.dtype, shape)
+    return out, token_out
 
 
-def paged_decode_reduce(launch: Launcher, parts: mx.array, lse: mx.array, dtype: mx.Dtype) -> mx.array:
-    """Merges float32 parts [..., partitions, DV] by their log2-sum-exp, lse [..., partitions]: [..., DV] in `dtype`.
-    One kernel for every number of partitions: none is compiled while a context grows past another one."""
-    *leading, partitions, width = parts.shape
-    num_vectors = math.prod(leading)
+def paged_decode_reduce(
+    launch: Launcher, parts: mx.array, lse: mx.array, dtype: mx.Dtype, shape: tuple[int, ...]
+) -> mx.array:
+    """Merges float32 parts [vectors, partitions, DV] by their log2-sum-exp, lse [vectors, partitions], into `dtype` and
+    `shape` [..., DV]. One kernel for every number of partitions: none is compiled while a context grows."""
+    num_vectors, _, width = parts.shape
     (out,) = launch(
         REDUCE_SPEC,
-        [parts.reshape(num_vectors, partitions, width), lse.reshape(num_vectors, partitions)],
+        [parts, lse],
         template=[("O", dtype), ("DV", width), ("SIMDGROUPS", SIMDGROUPS)],
         grid=(SIMDGROUPS * SIMD_WIDTH * num_vectors, 1, 1),
         threadgroup=(SIMDGROUPS * SIMD_WIDTH, 1, 1),
-        shapes=[(*leading, width)],
+        shapes=[shape],
         dtypes=[dtype],
     )
     return out

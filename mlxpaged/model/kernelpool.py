@@ -108,18 +108,14 @@ class KernelPool:
         rows = step.decode[group]
         if not self.use_kernel(len(queries), rows.max_context):
             return self._gather_decode(layer, step, queries, asked)
-        out = self._attend(
-            layer, queries.transpose(0, 2, 1, 3), rows.full_tables, rows.context_lens, rows.max_context, asked
-        )
-        return out.transpose(0, 2, 1, 3)
+        return self._attend_once(layer, step, queries.transpose(0, 2, 1, 3), asked)
 
     def decode_unrotated(
         self, layer: int, step: AttentionStep, queries: Unrotated, keys: Unrotated, values: mx.array, asked: Asked
     ) -> mx.array:
         """write() and decode() of a step that only decodes, whose queries and keys are due the same rotation: two
         kernels in all. Only where use_kernel() says so."""
-        group = self.spec.group_of[layer]
-        rows, rotation = step.decode[group], keys.rotation
+        rotation = keys.rotation
         rotated, self.token = rope_write(
             self._launch,
             *self._pools[layer],
@@ -127,13 +123,18 @@ class KernelPool:
             keys.array,
             values,
             keys.table(),
-            step.slots[group],
+            step.slots[self.spec.group_of[layer]],
             self.token,
             dims=rotation.dims,
             traditional=rotation.traditional,
         )
-        out = self._attend(layer, rotated, rows.full_tables, rows.context_lens, rows.max_context, asked)
-        return out.transpose(0, 2, 1, 3)
+        return self._attend_once(layer, step, rotated, asked)
+
+    def _attend_once(self, layer: int, step: AttentionStep, queries: mx.array, asked: Asked) -> mx.array:
+        """queries [rows, 1, heads, k_width], one for each decode entry -> [rows, heads, 1, v_width]."""
+        rows = step.decode[self.spec.group_of[layer]]
+        tables = rows.full_tables, rows.context_lens, rows.max_context
+        return self._attend(layer, queries, *tables, asked, heads_first=True)
 
     def prefill(
         self, layer: int, step: AttentionStep, queries: mx.array, new: tuple[mx.array, mx.array], asked: Asked
@@ -192,9 +193,16 @@ class KernelPool:
         return out[0, positions - chunk.length :][:, :, None]
 
     def _attend(
-        self, layer: int, queries: mx.array, tables: mx.array, context_lens: mx.array, max_context: int, asked: Asked
+        self,
+        layer: int,
+        queries: mx.array,
+        tables: mx.array,
+        context_lens: mx.array,
+        max_context: int,
+        asked: Asked,
+        heads_first: bool = False,
     ) -> mx.array:
-        """queries [rows, positions, heads, k_width] -> [rows, positions, heads, v_width]."""
+        """queries [rows, positions, heads, k_width] -> [rows, positions, heads, v_width], or as paged_decode says."""
         out, self.token = paged_decode(
             self._launch,
             queries,
@@ -206,6 +214,7 @@ class KernelPool:
             scale=asked.scale,
             window=asked.window,
             sinks=asked.sinks,
+            heads_first=heads_first,
         )
         return out
 

@@ -149,8 +149,8 @@ def test_rounded_chunks_and_replayed_graphs_give_stock_tokens(name, graphs, monk
         return call
 
     monkeypatch.setattr(serving, "make_pool", pool)
-    monkeypatch.setattr(serving, "_graphs", lambda loaded, spec, path: graphs)
-    monkeypatch.setattr(serving, "_linears", lambda path: LinearWays(join=True))
+    monkeypatch.setattr(serving, "_graphs", lambda *_: graphs)
+    monkeypatch.setattr(serving, "linear_ways", lambda *_: LinearWays(join=True))
     monkeypatch.setattr(compiled, "compile_graph", trace_only)
     monkeypatch.setattr(compiled, "BUCKETS", (3, 5, 16))  # one row and four rows need filling
     model, config = tiny_model(name)
@@ -179,7 +179,7 @@ def test_a_step_has_a_graph_only_where_the_graphs_own_size_is_for_the_kernel(tim
         return KernelPool(spec, num_blocks, EmulatorLauncher(passes=(FORWARD,)), choice.use_kernel)
 
     monkeypatch.setattr(serving, "make_pool", pool)
-    monkeypatch.setattr(serving, "_graphs", lambda loaded, spec, path: "fused")
+    monkeypatch.setattr(serving, "_graphs", lambda *_: "fused")
     monkeypatch.setattr(compiled, "compile_graph", lambda function: function)
     model, config = tiny_model("llama")
     stock, rig = Stock(model), Rig(model, config, num_blocks=150, step_budget=512)
