@@ -1,22 +1,39 @@
-"""Does skinny_matmul work on this device? Owns its self-test for the kinds of product that a model has. Never decides
-which products it computes."""
+"""Does skinny_matmul work on this device, and where is it faster than MLX's products? Owns its self-test and its timing
+for the products that a model has, and what is remembered of both between starts. Knows no models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from .launch import Launcher
+from .records import read_json, record_file, write_json
 from .selftest import SelfTestCase, ask, float64, relative_error
-from .skinny_matmul import MOST_ROWS, SPEC, skinny_matmul
+from .skinny_matmul import DENSE, MOST_ROWS, PACKED, SPEC, Split, row_tiles, skinny_matmul
 from .template import DTYPES, TOLERANCES
+from .timing import best_of
 
-_ROWS = (2, 12, MOST_ROWS)  # one for each number of tiles that is compiled
+ROWS = (8, 16, MOST_ROWS)
+"""Numbers of rows that are timed: the most that one number of tiles serves."""
+
+_TESTED_ROWS = (2, 12, MOST_ROWS)
 _OUTPUTS = 56  # the last threadgroup's are not all real
 _WIDTH = 640  # five spans of packed weights, twenty of dense ones: no whole number of rounds
+
+_MOST_CALLS = 8
+_MARGIN = 0.97  # a tie goes to MLX
+
+Weight = Sequence[mx.array]
+"""The weight alone, or packed with its scales and biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,30 +49,81 @@ class ProductKind:
         return f"{self.dtype} {f'{self.bits} bits in groups of {self.group_size}' if self.bits else 'dense'}"
 
 
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Rows of `width` elements times a weight with so many outputs."""
+
+    kind: ProductKind
+    outputs: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTime:
+    """Seconds of one product of `rows` rows."""
+
+    rows: int
+    outputs: int
+    width: int
+    bits: int
+    skinny_s: float
+    mlx_s: float
+
+
+@dataclass(frozen=True)
+class ProductChoice:
+    """The measured answer to "skinny_matmul, or MLX's product?". What was not timed is MLX's."""
+
+    times: tuple[ProductTime, ...] = ()
+
+    def faster(self, rows: int, outputs: int, width: int, bits: int) -> bool:
+        """Whether skinny_matmul is the faster way for so many rows of such a product."""
+        return (row_tiles(rows), outputs, width, bits) in self._won
+
+    @property
+    def wins(self) -> int:
+        """At how many of the timed sizes skinny_matmul is faster."""
+        return len(self._won)
+
+    @cached_property
+    def _won(self) -> frozenset[tuple[int, int, int, int]]:
+        return frozenset(
+            (row_tiles(time.rows), time.outputs, time.width, time.bits)
+            for time in self.times
+            if time.skinny_s <= _MARGIN * time.mlx_s
+        )
+
+
 def why_not_skinny(launch: Launcher, kinds: Sequence[ProductKind]) -> str | None:
     """None where skinny_matmul agrees with a float64 reference on products of all `kinds`; else one line that says what
-    it did. Compiles what a model of these kinds starts, and little more."""
-    for kind in kinds:
-        for rows in _ROWS:
-            result = ask(_case(kind, rows), launch)
-            if not result.ok:
-                return result.line
+    it did. Compiles what a model of these kinds starts, and nothing more."""
+    for case in _cases(kinds):
+        result = ask(case, launch)
+        if not result.ok:
+            return result.line
     return None
 
 
-def _case(kind: ProductKind, num_rows: int) -> SelfTestCase:
-    run = _packed_error if kind.bits else _dense_error
-    name = f"{num_rows} rows of {kind.name}"
-    return SelfTestCase(SPEC.name, name, TOLERANCES[kind.dtype], lambda launch: run(launch, kind, num_rows))
+def _cases(kinds: Sequence[ProductKind]) -> Iterator[SelfTestCase]:
+    for kind in kinds:
+        for split in PACKED if kind.bits else DENSE:
+            for rows in _TESTED_ROWS:
+                yield _case(kind, rows, split)
 
 
-def _dense_error(launch: Launcher, kind: ProductKind, num_rows: int) -> float:
+def _case(kind: ProductKind, num_rows: int, split: Split) -> SelfTestCase:
+    error = _packed_error if kind.bits else _dense_error
+    name = f"{num_rows} rows of {kind.name}, {split.tiles} tiles"
+    return SelfTestCase(SPEC.name, name, TOLERANCES[kind.dtype], lambda launch: error(launch, kind, num_rows, split))
+
+
+def _dense_error(launch: Launcher, kind: ProductKind, num_rows: int, split: Split) -> float:
     rng = np.random.default_rng(num_rows)
     rows, weight = (_normal(rng, (count, _WIDTH), kind) for count in (num_rows, _OUTPUTS))
-    return relative_error(skinny_matmul(launch, rows, weight), float64(rows) @ float64(weight).T)
+    return relative_error(skinny_matmul(launch, rows, weight, split=split), float64(rows) @ float64(weight).T)
 
 
-def _packed_error(launch: Launcher, kind: ProductKind, num_rows: int) -> float:
+def _packed_error(launch: Launcher, kind: ProductKind, num_rows: int, split: Split) -> float:
     """Packed on the host: what MLX packs and unpacks on the device is not taken on trust."""
     rng = np.random.default_rng(num_rows)
     rows = _normal(rng, (num_rows, _WIDTH), kind)
@@ -64,9 +132,91 @@ def _packed_error(launch: Launcher, kind: ProductKind, num_rows: int) -> float:
     integers = rng.integers(0, 1 << kind.bits, (_OUTPUTS, _WIDTH), np.uint32)
     shifts = np.arange(0, 32, kind.bits, dtype=np.uint32)
     words = (integers.reshape(_OUTPUTS, -1, len(shifts)) << shifts).sum(axis=-1, dtype=np.uint32)
-    out = skinny_matmul(launch, rows, mx.array(words), scales, biases, bits=kind.bits, group_size=kind.group_size)
+    out = skinny_matmul(
+        launch, rows, mx.array(words), scales, biases, bits=kind.bits, group_size=kind.group_size, split=split
+    )
     return relative_error(out, float64(rows) @ (integers * factors + offsets).T)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, int], kind: ProductKind) -> mx.array:
     return mx.array(rng.standard_normal(shape, np.float32)).astype(DTYPES[kind.dtype])
+
+
+def time_products(
+    launch: Launcher,
+    weights: Mapping[Product, Sequence[Weight]],
+    *,
+    budget_s: float = 3.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ProductChoice:
+    """Time both ways of each product at each number of rows, on the model's own `weights`, until `budget_s` seconds are
+    spent: those first whose weights take most of a step."""
+    started, times = clock(), list[ProductTime]()
+    products = sorted(weights, key=lambda product: -sum(array.nbytes for one in weights[product] for array in one))
+    for product in products:
+        for rows in ROWS:
+            if times and clock() - started >= budget_s:
+                return ProductChoice(tuple(times))
+            calls = weights[product][:_MOST_CALLS]
+            ways = [_calls(product, rows, calls, way) for way in (_by_skinny(launch, product), _by_mlx(product))]
+            seconds = best_of(ways, len(calls), clock=clock)
+            times.append(ProductTime(rows, product.outputs, product.width, product.kind.bits, *seconds))
+    return ProductChoice(tuple(times))
+
+
+def _calls(
+    product: Product, num_rows: int, weights: Sequence[Weight], way: Callable[..., mx.array]
+) -> Callable[[], None]:
+    """A chain of products, each taking something of the last one's result, as a model's do."""
+    rows = mx.zeros((num_rows, product.width), DTYPES[product.kind.dtype])
+    mx.eval(rows)
+
+    def run() -> None:
+        given = rows
+        for weight in weights:
+            given = rows + way(given, *weight)[:, :1]
+        mx.eval(given)
+
+    return run
+
+
+def _by_skinny(launch: Launcher, product: Product) -> Callable[..., mx.array]:
+    bits, group_size = product.kind.bits, product.kind.group_size
+    return lambda rows, *weight: skinny_matmul(launch, rows, *weight, bits=bits, group_size=group_size)
+
+
+def _by_mlx(product: Product) -> Callable[..., mx.array]:
+    bits, group_size = product.kind.bits, product.kind.group_size
+    if not bits:
+        return lambda rows, weight: rows @ weight.T
+    return lambda rows, weight, scales, biases: mx.quantized_matmul(
+        rows, weight, scales, biases, transpose=True, bits=bits, group_size=group_size
+    )
+
+
+def remembered_choice(
+    launcher: Launcher,
+    device: str,
+    weights: Mapping[Product, Sequence[Weight]],
+    find: Callable[[], ProductChoice | None],
+) -> ProductChoice | None:
+    """What `find` finds, or found at an earlier start on this device, for these products and this kernel. None, where
+    it found out nothing, is not kept."""
+    products = sorted(str(asdict(product)) for product in weights)
+    path = record_file("products", [type(launcher).__name__, device, SPEC.header, SPEC.source, products])
+    known = _read(path)
+    if known is None:
+        known = find()
+        if known is not None:
+            write_json(path, {"times": [asdict(time) for time in known.times]})
+    return known
+
+
+def _read(path: Path) -> ProductChoice | None:
+    def parse(value: Any) -> ProductChoice:
+        times = tuple(ProductTime(**time) for time in value["times"])
+        if not all(math.isfinite(time.skinny_s + time.mlx_s) and time.rows > 0 for time in times):
+            raise ValueError("no times")
+        return ProductChoice(times)
+
+    return read_json(path, parse)

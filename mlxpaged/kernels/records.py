@@ -7,11 +7,11 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import __version__
 from ..paths import cache_dir
@@ -20,6 +20,8 @@ from .launch import metal_text
 from .selftest import CaseResult, SelfTestReport
 from .template import KernelTemplate
 from .timing import BucketTime, PathChoice
+
+T = TypeVar("T")
 
 SPECS = (
     kv_write.SPEC,
@@ -60,32 +62,39 @@ class Record:
 def record_path(launcher: str, device: str, templates: Sequence[KernelTemplate]) -> Path:
     """The file for these very versions, device, kernel texts and templates."""
     texts = [(spec.name, spec.header, spec.source) for spec in SPECS]
-    key = [
-        version("mlx"),
-        __version__,
-        launcher,
-        device,
-        texts,
-        metal_text("cuda.h"),
-        [asdict(one) for one in templates],
-    ]
-    return cache_dir() / "kernels" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}.json"
+    return record_file("", [launcher, device, texts, [asdict(one) for one in templates]])
 
 
 def read_record(path: Path) -> Record | None:
     """What `path` holds; None where it is missing or damaged."""
+    return read_json(path, Record.from_json)
+
+
+def write_record(path: Path, record: Record) -> None:
+    write_json(path, record.to_json())
+
+
+def record_file(kind: str, key: Any) -> Path:
+    """The file for what was found out of that `kind` with these very versions about `key`, JSON."""
+    known = [version("mlx"), __version__, metal_text("cuda.h"), key]
+    digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()[:32]
+    return cache_dir() / "kernels" / f"{kind}{'-' * bool(kind)}{digest}.json"
+
+
+def read_json(path: Path, parse: Callable[[Any], T]) -> T | None:
+    """What `parse` makes of the file; None where it is missing or damaged."""
     try:
-        return Record.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Put the whole file in place at once; a folder that cannot be written costs a repeated test, no more."""
     partial = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(record.to_json()), encoding="utf-8")
+        partial.write_text(json.dumps(value), encoding="utf-8")
         partial.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -14,8 +15,7 @@ MOST_ROWS = 32
 
 SIMDGROUPS = 8
 
-TILES = 2
-"""Of 8 + 8 outputs each, a threadgroup's: more read the rows less often, and leave too few threadgroups."""
+_NARROW = 4096
 
 _PACKED = (4, 8)
 
@@ -27,6 +27,25 @@ SPEC = kernel_spec(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the work is split: a threadgroup takes `tiles` of 8 + 8 outputs, a simdgroup reads `spans` ahead. More tiles
+    read the rows less often, and leave fewer threadgroups."""
+
+    tiles: int
+    spans: int
+
+
+DENSE = (Split(tiles=1, spans=4), Split(tiles=2, spans=2))
+PACKED = (Split(tiles=2, spans=1), Split(tiles=4, spans=1))
+"""For weights of up to _NARROW outputs, and of more: what was faster on an H200 for 32 rows."""
+
+
+def split_of(num_outputs: int, bits: int) -> Split:
+    """How a product with so many outputs is split."""
+    return (PACKED if bits else DENSE)[num_outputs > _NARROW]
+
+
 def skinny_matmul(
     launch: Launcher,
     rows: mx.array,
@@ -36,11 +55,13 @@ def skinny_matmul(
     *,
     bits: int = 0,
     group_size: int = 64,
+    split: Split | None = None,
 ) -> mx.array:
     """rows [M, K] times the weight [N, K], transposed: [M, N]. M is at most MOST_ROWS, the dtype float16 or bfloat16.
 
     bits: 0 for a dense weight of the rows' dtype; else it is packed as mx.quantize packs it in its affine mode, uint32
-    [N, K * bits / 32], and scales and biases are [N, K / group_size] of the rows' dtype. Raises LayoutError.
+    [N, K * bits / 32], and scales and biases are [N, K / group_size] of the rows' dtype. split: by default split_of().
+    Raises LayoutError.
     """
     num_rows, width = rows.shape
     num_outputs = weight.shape[0]
@@ -54,6 +75,7 @@ def skinny_matmul(
     ):
         shapes = ", ".join(f"{array.shape} {array.dtype}" for array in (weight, *packed))
         raise LayoutError(f"a weight of {shapes} is not one of {bits or 'no'} packed bits for rows {rows.shape}")
+    split = split or split_of(num_outputs, bits)
     (out,) = launch(
         SPEC,
         [rows, weight, *(packed or (rows, rows))],  # stand-ins, which the kernel does not read
@@ -61,12 +83,12 @@ def skinny_matmul(
             ("T", rows.dtype),
             ("BITS", bits),
             ("GROUP_SIZE", group_size),
-            ("TILES", TILES),
+            ("TILES", split.tiles),
             ("ROW_TILES", row_tiles(num_rows)),
-            ("SPANS", 1 if bits else 2),
+            ("SPANS", split.spans),
             ("SIMDGROUPS", SIMDGROUPS),
         ],
-        grid=(SIMDGROUPS * SIMD_WIDTH * math.ceil(num_outputs / (16 * TILES)), 1, 1),
+        grid=(SIMDGROUPS * SIMD_WIDTH * math.ceil(num_outputs / (16 * split.tiles)), 1, 1),
         threadgroup=(SIMDGROUPS * SIMD_WIDTH, 1, 1),
         shapes=[(num_rows, num_outputs)],
         dtypes=[rows.dtype],

@@ -89,8 +89,7 @@ def time_paths(
 ) -> PathChoice:
     """Time both ways size by size until `budget_s` seconds are spent; the first size is always timed.
 
-    `prepare(rows, context)` gives the ways, or None where that size is left out. Each is run once unmeasured (it may
-    compile), then both in turn, and the best of `repeats` counts.
+    `prepare(rows, context)` gives the ways, or None where that size is left out; see best_of().
     """
     started = clock()
     times: list[BucketTime] = []
@@ -100,20 +99,28 @@ def time_paths(
             break
         ways = prepare(rows[row], contexts[context])
         if ways is not None:
-            times.append(BucketTime(rows[row], contexts[context], *_best_of(ways, repeats, clock)))
+            seconds = best_of((ways.kernel, ways.gather), ways.calls, repeats=repeats, clock=clock)
+            times.append(BucketTime(rows[row], contexts[context], *seconds))
     return PathChoice(tuple(times))
 
 
-def _best_of(ways: Ways, repeats: int, clock: Callable[[], float]) -> list[float]:
-    """Seconds of one call by either way."""
-    best = [math.inf, math.inf]
-    for way in (ways.kernel, ways.gather):
+def best_of(
+    ways: Sequence[Callable[[], None]],
+    calls: int,
+    *,
+    repeats: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Seconds of one of the `calls` calls that each way makes: the best of so many, taken in turns after one that is
+    not measured."""
+    best = [math.inf] * len(ways)
+    for way in ways:
         way()
     for _ in range(repeats):
-        for index, way in enumerate((ways.kernel, ways.gather)):
+        for index, way in enumerate(ways):
             before = clock()
             way()
-            best[index] = min(best[index], (clock() - before) / ways.calls)
+            best[index] = min(best[index], (clock() - before) / calls)
     return best
 
 

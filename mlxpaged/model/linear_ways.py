@@ -3,13 +3,23 @@ the products themselves are in linears.py."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from ..kernels.choose import AttentionPath
-from ..kernels.products import ProductKind, why_not_skinny
+from ..kernels.launch import Launcher
+from ..kernels.products import (
+    Product,
+    ProductChoice,
+    ProductKind,
+    Weight,
+    remembered_choice,
+    time_products,
+    why_not_skinny,
+)
 from ..kernels.skinny_matmul import fits
 from .linears import LinearWays, Skinny
 
@@ -18,41 +28,71 @@ _DENSE_ABOVE = 65
 
 _LARGE = 40_000_000
 """Elements of a dense weight that cuBLAS reads faster for more than 16 rows, on an H200: 32 rows times 28672 x 4096
-take it 81 us and skinny_matmul 90, times 6144 x 4096 36 and 26."""
+take it 97 us and skinny_matmul 105, times 6144 x 4096 44 and 39."""
+
+Say = Callable[[str], None]
 
 
-def linear_ways(model: nn.Module, path: AttentionPath, warn: Callable[[str], None]) -> LinearWays | None:
-    """How the products of `model` are computed beside `path`; None: as mlx-lm does. Our kernel is tried first; where it
-    fails, `warn` gets a line."""
-    if path.launcher is None or path.device.kind != "cuda":
+def linear_ways(model: nn.Module, path: AttentionPath, warn: Say) -> LinearWays | None:
+    """How the products of `model` are computed beside `path`; None: as mlx-lm does. skinny_matmul is tried before it is
+    used; where it fails, `warn` gets a line. On CUDA it serves by what an H200 does, elsewhere by what this machine
+    does, which is timed once and remembered."""
+    launch, device = path.launcher, path.device
+    if launch is None:
         return None
-    why = why_not_skinny(path.launcher, product_kinds(model))
-    if why is not None:
-        warn(f"products of few rows are left to MLX on {path.device.name}: {why}")
-    return LinearWays(join=True, dense_above=_DENSE_ABOVE, skinny=None if why else Skinny(path.launcher, _on_h200))
+    weights = products_of(model)
+    left = f"products of few rows are left to MLX on {device.name}"
+    if device.kind == "cuda":
+        works = _works(launch, weights, left, warn)
+        return LinearWays(True, _DENSE_ABOVE, Skinny(launch, _on_h200) if works else None)
+    choice = remembered_choice(launch, device.name, weights, lambda: _timed(launch, weights, left, warn))
+    return LinearWays(skinny=Skinny(launch, choice.faster)) if choice is not None and choice.wins else None
 
 
 def _on_h200(rows: int, outputs: int, width: int, bits: int) -> bool:
     return bits > 0 or rows <= 16 or outputs * width <= _LARGE
 
 
-def product_kinds(model: nn.Module) -> list[ProductKind]:
-    """Those of the model's products that skinny_matmul can compute, each kind once."""
-    kinds = {kind for part in model.modules() if (kind := _kind(part)) is not None}
-    return sorted(kinds, key=lambda kind: kind.name)
+def _works(launch: Launcher, weights: dict[Product, list[Weight]], left: str, warn: Say) -> bool:
+    kinds = sorted({product.kind for product in weights}, key=lambda kind: kind.name)
+    why = why_not_skinny(launch, kinds)
+    if why is not None:
+        warn(f"{left}: {why}")
+    return why is None
 
 
-def _kind(part: nn.Module) -> ProductKind | None:
+def _timed(launch: Launcher, weights: dict[Product, list[Weight]], left: str, warn: Say) -> ProductChoice | None:
+    if not _works(launch, weights, left, warn):
+        return None
+    try:
+        return time_products(launch, weights)
+    except Exception as error:  # out of memory, most likely
+        warn(f"{left}: they could not be timed: {error}")
+        return None
+
+
+def products_of(model: nn.Module) -> dict[Product, list[Weight]]:
+    """The model's products that skinny_matmul can compute, each with all of its weights."""
+    found: dict[Product, list[Weight]] = defaultdict(list)
+    for part in model.modules():
+        if (product := _product(part)) is not None:
+            names = ("weight", "scales", "biases") if product.kind.bits else ("weight",)
+            found[product].append([part[name] for name in names])
+    return dict(found)
+
+
+def _product(part: nn.Module) -> Product | None:
     if isinstance(part, (nn.QuantizedLinear, nn.QuantizedEmbedding)):
-        dtype, bits, group_size = part["scales"].dtype, part.bits, part.group_size
-        width = part["weight"].shape[-1] * 32 // bits
         if getattr(part, "mode", "affine") != "affine":
             return None
+        kind = ProductKind(_name(part["scales"].dtype), part.bits, part.group_size)
+        width = part["weight"].shape[-1] * 32 // part.bits
     elif isinstance(part, (nn.Linear, nn.Embedding)):
-        dtype, bits, group_size, width = part["weight"].dtype, 0, 64, part["weight"].shape[-1]
+        kind, width = ProductKind(_name(part["weight"].dtype)), part["weight"].shape[-1]
     else:
         return None
-    return ProductKind(_name(dtype), bits, group_size) if fits(dtype, width, bits, group_size) else None
+    takes = fits(part["scales" if kind.bits else "weight"].dtype, width, kind.bits, kind.group_size)
+    return Product(kind, part["weight"].shape[0], width) if takes else None
 
 
 def _name(dtype: mx.Dtype) -> str:

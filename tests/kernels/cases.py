@@ -21,7 +21,7 @@ from mlxpaged.kernels.kv_write import kv_write, kv_write_reference
 from mlxpaged.kernels.launch import Launcher, new_token, padded
 from mlxpaged.kernels.paged_decode import paged_decode, paged_decode_reference
 from mlxpaged.kernels.rope_write import pairs, rope_write, rotate_reference
-from mlxpaged.kernels.skinny_matmul import skinny_matmul
+from mlxpaged.kernels.skinny_matmul import DENSE, PACKED, skinny_matmul
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 TOLERANCES = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -302,7 +302,8 @@ class RopeCase:
 
 @dataclass(frozen=True)
 class SkinnyCase:
-    """skinny_matmul of `rows` rows of `width` elements with a weight of `outputs` outputs, dense or of `bits` bits."""
+    """skinny_matmul of `rows` rows of `width` elements with a weight of `outputs` outputs, dense or of `bits` bits, split
+    as `wide` ones are or not."""
 
     dtype: str = "bfloat16"
     rows: int = 9
@@ -310,11 +311,12 @@ class SkinnyCase:
     width: int = 256
     bits: int = 0
     group_size: int = 64
+    wide: bool = False
 
     @property
     def name(self) -> str:
         packing = f"{self.bits} bits in groups of {self.group_size}" if self.bits else "dense"
-        return f"skinny {self.dtype} {self.rows}x{self.width} times {self.outputs} {packing}"
+        return f"skinny {self.dtype} {self.rows}x{self.width} times {self.outputs} {packing}{' wide' * self.wide}"
 
     @property
     def tolerance(self) -> float:
@@ -323,14 +325,17 @@ class SkinnyCase:
     def run(self, launch: Launcher) -> float:
         rng, dtype = np.random.default_rng(zlib.crc32(self.name.encode())), DTYPES[self.dtype]
         rows, weight = normal(rng, (self.rows, self.width), dtype), normal(rng, (self.outputs, self.width), dtype)
+        split = (PACKED if self.bits else DENSE)[self.wide]
         if not self.bits:
-            return relative_error(skinny_matmul(launch, rows, weight), float64(rows) @ float64(weight).T)
+            return relative_error(skinny_matmul(launch, rows, weight, split=split), float64(rows) @ float64(weight).T)
         packing = {"group_size": self.group_size, "bits": self.bits}
         packed = mx.quantize(weight, **packing)
         wide = mx.dequantize(
             *(array if array.dtype == mx.uint32 else array.astype(mx.float32) for array in packed), **packing
         )
-        return relative_error(skinny_matmul(launch, rows, *packed, **packing), float64(rows) @ float64(wide).T)
+        return relative_error(
+            skinny_matmul(launch, rows, *packed, **packing, split=split), float64(rows) @ float64(wide).T
+        )
 
 
 @dataclass(frozen=True)
@@ -467,9 +472,9 @@ def skinny_cases() -> Iterator[SkinnyCase]:
     """Every number of tiles, outputs and spans that do not fill the last threadgroup or round, each packing."""
     for dtype in ("float16", "bfloat16"):
         for rows, outputs, width in ((1, 1, 32), (2, 40, 576), (8, 33, 1056), (17, 64, 64), (32, 100, 512)):
-            yield SkinnyCase(dtype, rows, outputs, width)
+            yield SkinnyCase(dtype, rows, outputs, width, wide=outputs % 8 > 0)
         for bits, group_size, width in ((4, 32, 384), (4, 64, 1280), (4, 128, 128), (8, 64, 64), (8, 32, 1088)):
-            yield SkinnyCase(dtype, 5 + width % 23, 48, width, bits, group_size)
+            yield SkinnyCase(dtype, 5 + width % 23, 72, width, bits, group_size, wide=group_size < 128)
 
 
 def all_cases() -> list[Case]:

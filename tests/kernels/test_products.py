@@ -1,16 +1,31 @@
-"""The start-up test of skinny_matmul: a right kernel passes, a wrong or broken one is named."""
+"""skinny_matmul at start-up: a right kernel passes, a wrong or broken one is named, and the faster way wins."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
 import pytest
 
 from mlxpaged.kernels.launch import KernelSpec, Launcher
-from mlxpaged.kernels.products import ProductKind, why_not_skinny
-from tests.emulator import FORWARD, EmulatorLauncher
+from mlxpaged.kernels.products import (
+    ROWS,
+    Product,
+    ProductChoice,
+    ProductKind,
+    ProductTime,
+    remembered_choice,
+    time_products,
+    why_not_skinny,
+)
+from tests.emulator import FORWARD, EmulatorLauncher, require_tools
 
 from .test_selftest import Patched
 
 KINDS = [ProductKind("bfloat16"), ProductKind("float16", 4, 32), ProductKind("bfloat16", 8, 64)]
+DENSE, PACKED = Product(ProductKind("bfloat16"), 48, 64), Product(ProductKind("bfloat16", 4), 64, 128)
 
 
 def test_a_right_kernel_passes_in_both_orders_of_threads(launch: Launcher) -> None:
@@ -41,8 +56,80 @@ def test_a_kernel_that_does_not_compile_is_a_line_and_no_exception() -> None:
         raise RuntimeError(f"cannot compile {spec.name}\nwith a page of notes")
 
     why = why_not_skinny(launch, KINDS)
-    assert why == "skinny_matmul failed on 2 rows of bfloat16 dense: RuntimeError: cannot compile skinny_matmul"
+    case = "2 rows of bfloat16 dense, 1 tiles"
+    assert why == f"skinny_matmul failed on {case}: RuntimeError: cannot compile skinny_matmul"
 
 
 def test_no_kinds_need_no_test() -> None:
     assert why_not_skinny(EmulatorLauncher(passes=(FORWARD,)), []) is None
+
+
+def weights() -> dict[Product, list[list[mx.array]]]:
+    mx.random.seed(0)
+    whole = [mx.random.normal((48, 64)).astype(mx.bfloat16) for _ in range(2)]
+    packed = mx.quantize(mx.random.normal((64, 128)).astype(mx.bfloat16), group_size=64, bits=4)
+    return {DENSE: [[one] for one in whole], PACKED: [list(packed)]}
+
+
+def ticking(seconds: Callable[[], float]) -> Callable[[], float]:
+    """A clock that goes on by so much at each look."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += seconds()
+        return now
+
+    return clock
+
+
+def test_every_product_is_timed_at_every_number_of_rows_the_largest_first() -> None:
+    require_tools()
+    choice = time_products(EmulatorLauncher(passes=(FORWARD,)), weights(), clock=ticking(lambda: 0.001))
+    assert [(time.rows, time.outputs, time.width, time.bits) for time in choice.times] == [
+        *((rows, 48, 64, 0) for rows in ROWS),
+        *((rows, 64, 128, 4) for rows in ROWS),
+    ]
+    calls = [2, 2, 2, 1, 1, 1]  # two layers are of the first kind, so that a call takes half a tick
+    assert [round(time.skinny_s, 6) for time in choice.times] == [0.001 / count for count in calls]
+    assert choice.wins == 0, "a tie is MLX's"
+
+
+def test_timing_ends_with_its_budget_and_the_first_size_is_always_timed() -> None:
+    require_tools()
+    choice = time_products(EmulatorLauncher(passes=(FORWARD,)), weights(), budget_s=0, clock=ticking(lambda: 1.0))
+    assert len(choice.times) == 1
+
+
+def test_the_faster_way_wins_for_as_many_rows_as_one_compilation_serves() -> None:
+    few, more, most = (8, 48, 64, 0), (16, 48, 64, 0), (32, 48, 64, 4)
+    choice = ProductChoice((ProductTime(*few, 1.0, 2.0), ProductTime(*more, 2.0, 1.0), ProductTime(*most, 1.0, 2.0)))
+    assert choice.wins == 2
+    assert all(choice.faster(rows, 48, 64, 0) for rows in range(2, 9))
+    assert not any(choice.faster(rows, 48, 64, 0) for rows in range(9, 33))
+    assert [choice.faster(rows, 48, 64, 4) for rows in (16, 17, 32)] == [False, True, True]
+    assert not choice.faster(8, 48, 128, 0), "it was not timed"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"times": 3}', '{"times": [{"rows": 8}]}'])
+def test_times_are_remembered_until_they_cannot_be_read(damage: str, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
+    numbers = itertools.count(1)
+
+    def find() -> ProductChoice:
+        return ProductChoice((ProductTime(8, 48, 64, 0, float(next(numbers)), 9.0),))
+
+    launch = EmulatorLauncher(passes=(FORWARD,))
+    first = remembered_choice(launch, "X", weights(), find)
+    assert first == remembered_choice(launch, "X", weights(), find)
+    assert remembered_choice(launch, "Y", weights(), find) != first
+    (path, _) = sorted((tmp_path / "kernels").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    path.write_text(damage)
+    assert remembered_choice(launch, "X", weights(), find) not in (None, first)
+
+
+def test_what_was_not_found_out_is_not_remembered(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
+    launch = EmulatorLauncher(passes=(FORWARD,))
+    assert remembered_choice(launch, "X", weights(), lambda: None) is None
+    assert remembered_choice(launch, "X", weights(), ProductChoice) == ProductChoice()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
 from mlxpaged.kernels.choose import AttentionPath, Device
-from mlxpaged.kernels.products import ProductKind
+from mlxpaged.kernels.products import Product, ProductChoice, ProductKind, ProductTime
 from mlxpaged.kernels.timing import PathChoice
-from mlxpaged.model.linear_ways import linear_ways, product_kinds
+from mlxpaged.model import linear_ways as linear_ways_module
+from mlxpaged.model.linear_ways import linear_ways, products_of
 
 from ..emulator import FORWARD, EmulatorLauncher, require_tools
 
@@ -27,17 +30,32 @@ def model_of(dtype: mx.Dtype = mx.bfloat16, bits: int | None = None) -> nn.Modul
 
 
 @pytest.mark.parametrize(
-    ("model", "kinds"),
+    ("model", "products"),
     [
-        (model_of(), [ProductKind("bfloat16")]),
-        (model_of(mx.float32), []),
-        (model_of(bits=4), [ProductKind("bfloat16", 4, 64)]),  # a width of 64 is too narrow for one of them
-        (model_of(mx.float16, 8), [ProductKind("float16", 8, 64)]),
-        (model_of(bits=3), []),
+        (
+            model_of(),
+            {
+                (ProductKind("bfloat16"), 40, 128): 1,
+                (ProductKind("bfloat16"), 64, 128): 1,
+                (ProductKind("bfloat16"), 24, 64): 1,
+            },
+        ),
+        (model_of(mx.float32), {}),
+        # a width of 64 is too narrow for one of them
+        (model_of(bits=4), {(ProductKind("bfloat16", 4), 40, 128): 3, (ProductKind("bfloat16", 4), 64, 128): 3}),
+        (model_of(bits=3), {}),
     ],
 )
-def test_the_kinds_of_a_models_products(model: nn.Module, kinds: list[ProductKind]) -> None:
-    assert product_kinds(model) == kinds
+def test_the_products_of_a_model_and_their_weights(model: nn.Module, products: dict[Any, int]) -> None:
+    found = products_of(model)
+    assert {key: len(weights[0]) for key, weights in found.items()} == {Product(*key): n for key, n in products.items()}
+
+
+def test_layers_that_are_alike_are_one_product() -> None:
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+    layers.set_dtype(mx.float16)
+    (weights,) = products_of(layers).values()
+    assert {id(one) for (one,) in weights} == {id(layer["weight"]) for layer in layers.layers} and len(weights) == 3
 
 
 def test_on_cuda_few_rows_of_packed_or_small_weights_take_our_kernel() -> None:
@@ -62,6 +80,46 @@ def test_a_kernel_that_fails_is_not_used_and_that_is_said() -> None:
     assert line.startswith("products of few rows are left to MLX on a device: skinny_matmul failed on 2 rows")
 
 
-@pytest.mark.parametrize(("kind", "launcher"), [("cpu", None), ("metal", object())])
-def test_elsewhere_products_stay_mlxs(kind: str, launcher: object) -> None:
-    assert linear_ways(model_of(), path_on(kind, launcher), pytest.fail) is None
+def test_on_a_cpu_products_stay_mlxs() -> None:
+    assert linear_ways(model_of(), path_on("cpu", None), pytest.fail) is None
+
+
+def test_on_metal_what_was_timed_decides_and_is_remembered(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
+    require_tools()
+    timed: list[int] = []
+
+    def times(launch: object, weights: dict[Product, Any]) -> ProductChoice:
+        timed.append(len(weights))
+        return ProductChoice((ProductTime(8, 64, 128, 0, 1.0, 2.0),))
+
+    monkeypatch.setattr(linear_ways_module, "time_products", times)
+    path = path_on("metal", EmulatorLauncher(passes=(FORWARD,)))
+    for _ in range(2):
+        ways = linear_ways(model_of(), path, pytest.fail)
+        assert ways is not None and not ways.join and ways.dense_above is None and ways.skinny is not None
+        assert ways.skinny.faster(8, 64, 128, 0) and not ways.skinny.faster(8, 40, 128, 0)
+    assert timed == [3]
+
+
+def test_on_metal_a_kernel_that_fails_or_never_wins_is_not_used(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
+    require_tools()
+
+    def refused(*_: object, **__: object) -> list[object]:
+        raise RuntimeError("no matrix unit")
+
+    def no_room(*_: object) -> ProductChoice:
+        raise RuntimeError("no room")
+
+    warned: list[str] = []
+    assert linear_ways(model_of(), path_on("metal", refused), warned.append) is None
+    path = path_on("metal", EmulatorLauncher(passes=(FORWARD,)))
+    monkeypatch.setattr(linear_ways_module, "time_products", no_room)
+    assert linear_ways(model_of(), path, warned.append) is None
+    assert [line.split(": ", 1)[1] for line in warned] == [
+        "skinny_matmul failed on 2 rows of bfloat16 dense, 1 tiles: RuntimeError: no matrix unit",
+        "they could not be timed: no room",
+    ]
+    monkeypatch.setattr(linear_ways_module, "time_products", lambda *_: ProductChoice())
+    assert linear_ways(model_of(), path, pytest.fail) is None
