@@ -302,8 +302,8 @@ class RopeCase:
 
 @dataclass(frozen=True)
 class SkinnyCase:
-    """skinny_matmul of `rows` rows of `width` elements with a weight of `outputs` outputs, dense or of `bits` bits, split
-    as `wide` ones are or not."""
+    """skinny_matmul of `rows` rows of `width` elements with a weight of `outputs` outputs, dense or of `bits` bits,
+    split as for many outputs if `wide`."""
 
     dtype: str = "bfloat16"
     rows: int = 9
@@ -316,7 +316,8 @@ class SkinnyCase:
     @property
     def name(self) -> str:
         packing = f"{self.bits} bits in groups of {self.group_size}" if self.bits else "dense"
-        return f"skinny {self.dtype} {self.rows}x{self.width} times {self.outputs} {packing}{' wide' * self.wide}"
+        size = f"{self.rows}x{self.width} times {self.outputs}"
+        return f"skinny {self.dtype} {size} {packing}{' wide' * self.wide}"
 
     @property
     def tolerance(self) -> float:
@@ -325,17 +326,14 @@ class SkinnyCase:
     def run(self, launch: Launcher) -> float:
         rng, dtype = np.random.default_rng(zlib.crc32(self.name.encode())), DTYPES[self.dtype]
         rows, weight = normal(rng, (self.rows, self.width), dtype), normal(rng, (self.outputs, self.width), dtype)
-        split = (PACKED if self.bits else DENSE)[self.wide]
         if not self.bits:
-            return relative_error(skinny_matmul(launch, rows, weight, split=split), float64(rows) @ float64(weight).T)
+            out = skinny_matmul(launch, rows, weight, split=DENSE[self.wide])
+            return relative_error(out, float64(rows) @ float64(weight).T)
         packing = {"group_size": self.group_size, "bits": self.bits}
-        packed = mx.quantize(weight, **packing)
-        wide = mx.dequantize(
-            *(array if array.dtype == mx.uint32 else array.astype(mx.float32) for array in packed), **packing
-        )
-        return relative_error(
-            skinny_matmul(launch, rows, *packed, **packing, split=split), float64(rows) @ float64(wide).T
-        )
+        words, *factors = mx.quantize(weight, **packing)
+        wide = mx.dequantize(words, *(array.astype(mx.float32) for array in factors), **packing)
+        out = skinny_matmul(launch, rows, words, *factors, **packing, split=PACKED[self.wide])
+        return relative_error(out, float64(rows) @ float64(wide).T)
 
 
 @dataclass(frozen=True)
