@@ -172,6 +172,8 @@ class KernelPool:
             if self._round_chunks:  # then a chunk's made-up keys are other rows' tokens
                 fresh[1] = finite(fresh[1])
         queries, outputs = batch.widened(queries), []
+        if self._round_chunks:  # other strides would be planned anew, too: all have those of gathered keys
+            queries, fresh = mx.contiguous(queries), [mx.contiguous(array) for array in fresh]
         for run in batch.runs:
             mine = slice(run.begin, run.begin + run.inputs.length)
             if run.kv_begin is None:

@@ -11,8 +11,9 @@ import pytest
 
 from mlxpaged.kernels.launch import KernelSpec
 from mlxpaged.kernels.timing import BucketTime, PathChoice
-from mlxpaged.model import compiled, serving
+from mlxpaged.model import compiled, kernelpool, serving
 from mlxpaged.model.kernelpool import KernelPool
+from mlxpaged.model.kvpool import chunk_attention
 from mlxpaged.model.kvspec import KVSpec
 from mlxpaged.model.linears import LinearWays
 
@@ -99,6 +100,36 @@ def test_a_chunk_that_begins_its_row_reads_nothing_from_the_pool(round_chunks, m
     replies = rig.run()
     assert_equal_to_stock(replies[0], stock.reply(whole, 1), "in one chunk")
     assert_equal_to_stock(replies[1], stock.reply(cut, 2), "going on")
+
+
+def test_attention_that_is_planned_by_its_strides_sees_few_of_them(monkeypatch) -> None:
+    """Padded or not, gathered or at hand, views of a joined product or not: one plan for each pair of lengths."""
+    seen: set[tuple[tuple[int, ...], ...]] = set()
+    lengths: set[tuple[int, int]] = set()
+
+    def attention(queries: mx.array, keys: mx.array, values: mx.array, *rest: Any) -> mx.array:
+        mx.eval(queries, keys, values)
+        seen.add(
+            tuple(np.array(array, copy=False).strides[:2] for array in (queries,))
+            + tuple(np.array(array, copy=False).strides[2:] for array in (keys, values))
+        )
+        lengths.add((len(queries), keys.shape[2]))
+        return chunk_attention(queries, keys, values, *rest)
+
+    monkeypatch.setattr(kernelpool, "chunk_attention", attention)
+    monkeypatch.setattr(
+        serving, "make_pool", lambda *of: KernelPool(*of[:2], EmulatorLauncher(passes=(FORWARD,)), round_chunks=24)
+    )
+    monkeypatch.setattr(serving, "linear_ways", lambda *_: LinearWays(join=True))
+    model, config = tiny_model("llama")
+    stock, rig = Stock(model), Rig(model, config, num_blocks=60, step_budget=48, ahead=0)
+    cases = [*prompts(), prompts()[0][:24], prompts()[3] * 3]
+    for index, prompt in enumerate(cases):
+        rig.add(index, prompt, 2)
+    replies = rig.run()
+    for index, prompt in enumerate(cases):
+        assert_equal_to_stock(replies[index], stock.reply(prompt, 2), f"prompt {index}")
+    assert len(seen) == 1 and len(lengths) > 1
 
 
 def test_no_step_replaces_the_pools_arrays(monkeypatch) -> None:
