@@ -27,6 +27,7 @@ template <typename T, int BITS>
 inline uint unpacked(uint4 word, int pair, T scale, T bias) {
   if (BITS == 0) return component(word, pair);
   constexpr uint MASK = BITS == 4 ? 0x000f000fu : 0x00ff00ffu;
-  const uint bits = component(word, pair / (16 / BITS)) >> (pair % (16 / BITS) * BITS) & MASK;
+  constexpr int PER_WORD = BITS > 0 ? 16 / BITS : 1;  // pairs in 32 bits
+  const uint bits = component(word, pair / PER_WORD) >> (pair % PER_WORD * BITS) & MASK;
   return scaled_pair<BITS>(bits, scale, bias);
 }
