@@ -63,7 +63,8 @@ def why_not_fused(model: nn.Module) -> str | None:
         return "it has no rope that rope_write could stand in for"
     try:
         probe(model, StepOffset(mx.zeros((3,), mx.int32)))
-    except NotPaged as error:
-        first = str(error.__cause__ or error).splitlines()[0]
+    except Exception as error:  # a model raises what it likes for what is no array
+        cause = error.__cause__ if isinstance(error, NotPaged) and error.__cause__ else error
+        first = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
         return f"it does more than rotate queries and keys by their positions ({first})"
     return None

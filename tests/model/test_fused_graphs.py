@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from mlx_lm.models import llama
 
 from mlxpaged.kernels.choose import AttentionPath, Device
 from mlxpaged.kernels.launch import KernelSpec
@@ -99,3 +100,18 @@ def test_a_model_that_does_more_than_rotate_has_plain_graphs(family: str, counti
     step, layers = run(model, config, counting)
     assert step["rope_write"] == 0 and step["paged_decode"] == layers
     assert "it does more than rotate queries and keys by their positions (" in str(why_not_fused(model))
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("no array\nat all"), ValueError("  ")])
+def test_whatever_a_model_raises_for_a_stand_in_it_has_plain_graphs(error: Exception, monkeypatch) -> None:
+    stock = llama.Attention.__call__
+
+    def picky(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        if not isinstance(cache.offset, (int, mx.array)):
+            raise error
+        return stock(self, x, mask, cache)
+
+    monkeypatch.setattr(llama.Attention, "__call__", picky)
+    model, _ = tiny_model("llama")
+    told = str(error).splitlines()[0] if str(error).strip() else type(error).__name__
+    assert why_not_fused(model) == f"it does more than rotate queries and keys by their positions ({told})"
