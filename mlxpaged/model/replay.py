@@ -98,7 +98,7 @@ def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: Linear
     mx.eval(runner.forward(gather_inputs(past, table, groups), slice(1)), *pool.pending())
     errors = []
     for context in _CONTEXTS:
-        if context + _STEPS > context_len:
+        if context + _ROWS + _STEPS > context_len:
             continue
         for block_ids in table.block_ids:
             block_ids[:] = 1
@@ -109,10 +109,11 @@ def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: Linear
 
 
 def _logits(forward: Forward, table: RequestTable, groups: list[GroupSpec], context: int) -> np.ndarray:
-    """[steps, rows, vocabulary] of a few decode steps after `context` tokens; all are launched before one is read."""
+    """[steps, rows, vocabulary] of a few decode steps after `context` tokens and more, no two rows at one position; all
+    are launched before one is read."""
     rows, steps = np.arange(_ROWS, dtype=np.int32), []
     for position in range(context, context + _STEPS):
-        plan = StepPlan(0, rows, np.full(_ROWS, position, np.int32), np.zeros(_ROWS, bool), ())
+        plan = StepPlan(0, rows, position + rows, np.zeros(_ROWS, bool), ())
         steps.append(forward(gather_inputs(plan, table, groups)))
         mx.async_eval(steps[-1])
     return np.array(mx.stack(steps).astype(mx.float32))

@@ -86,9 +86,15 @@ def at_twice_the_positions(self: StepOffset, rotation: Rotation, width: int) -> 
     return rotation.table(self.positions * 2, width)
 
 
-def test_false_rotations_are_found_out_and_plain_graphs_serve(monkeypatch, tmp_path) -> None:
+def at_the_first_rows_position(self: StepOffset, rotation: Rotation, width: int) -> mx.array:
+    """What a kernel gives that reads one row of the table for all tokens."""
+    return rotation.table(mx.full(self.positions.shape, self.positions[0]), width)
+
+
+@pytest.mark.parametrize("table", [at_twice_the_positions, at_the_first_rows_position])
+def test_false_rotations_are_found_out_and_plain_graphs_serve(table, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(compiled, "compile_graph", traced_anew)
-    monkeypatch.setattr(StepOffset, "table", at_twice_the_positions)
+    monkeypatch.setattr(StepOffset, "table", table)
     found = verdict("llama", context_len=256)
     assert found.graphs == "plain" and str(found.why).startswith("replayed, their logits are off by")
     plain, fused = sorted((tmp_path / "checks").iterdir(), key=lambda record: len(record.name))
