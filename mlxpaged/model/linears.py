@@ -121,7 +121,6 @@ class _Siblings:
         ends = list(itertools.accumulate(len(part["weight"]) for part in parts))
         self.whole = copy.copy(parts[0])
         self._ends = ends[:-1]
-        self._place = {id(part): place for place, part in enumerate(parts)}
         self._input: mx.array | None = None
         self._outputs: dict[int, mx.array] = {}
         for name in [name for name in ("weight", "scales", "biases", "bias") if name in parts[0]]:
@@ -134,7 +133,7 @@ class _Siblings:
 
     def output(self, part: Any, x: mx.array) -> mx.array:
         """What `part` gives for `x`."""
-        place = self._place[id(part)]
+        place = part._place
         if self._input is not x or place not in self._outputs:
             self._input = x
             self._outputs = dict(enumerate(mx.split(self.whole.product(as_rows(x)), self._ends, axis=-1)))
@@ -169,6 +168,8 @@ def flatten_linears(model: nn.Module, ways: LinearWays | None = None) -> None:
             _prepare(part)
         if ways is not None and type(part) in _OURS:
             part._ways = ways
+            if ways.skinny is not None:
+                _lay_out(part)
             if hasattr(part, "_siblings"):
                 part._siblings.whole._ways = ways
     if ways is not None and ways.join:
@@ -185,6 +186,15 @@ def _prepare(part: Any) -> None:
         part._ways = LinearWays()
 
 
+def _lay_out(part: Any) -> None:
+    """Row after row, as our kernel reads weights: one that a model transposes as it loads would be copied for each
+    product."""
+    for name in [name for name in ("weight", "scales", "biases") if name in part]:
+        part[name] = mx.contiguous(part[name])  # no copy of what is so already
+        mx.eval(part[name])
+    _prepare(part)
+
+
 def _join(parts: Sequence[Any]) -> None:
     """Compute `parts` together, where all of them are linears of one kind, one input width and one dtype."""
     kinds = {_kind(part) for part in parts}
@@ -192,10 +202,10 @@ def _join(parts: Sequence[Any]) -> None:
         return
     siblings = _Siblings(parts)
     mx.clear_cache()  # the weights as they were: nothing else will ever fit there
-    for part in parts:
+    for place, part in enumerate(parts):
         part.__class__ = _JOINED[type(part)]
         _prepare(part)
-        part._siblings = siblings
+        part._siblings, part._place = siblings, place
 
 
 def _kind(part: Any) -> tuple[Any, ...] | None:

@@ -184,6 +184,34 @@ def test_what_the_kernel_does_not_take_is_left_to_mlx() -> None:
     assert launch.count == 0
 
 
+def test_weights_lie_row_by_row_before_the_kernel_reads_them() -> None:
+    """A model that transposes its weights as it loads them has views of them."""
+    layers, launch = of_16_bits(None), Started()
+    for layer in (layers.linear, layers.embedding):
+        layer.weight = mx.contiguous(layer.weight.T).T
+    x = mx.random.normal((3, 128)).astype(mx.bfloat16)
+    exact, seen = in_float32(layers), []
+
+    def looking(spec: KernelSpec, inputs: list[mx.array], **how: Any) -> list[mx.array]:
+        seen.append(memoryview(inputs[1].view(mx.uint16)).c_contiguous)  # type: ignore[arg-type]
+        return launch(spec, inputs, **how)
+
+    flatten_linears(layers, LinearWays(skinny=Skinny(looking)))
+    assert close(layers.linear(x), exact.linear(x.astype(mx.float32)))
+    assert close(layers.embedding.as_linear(x), exact.embedding.as_linear(x.astype(mx.float32)))
+    assert seen == [True, True]
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_joined_linears_can_be_copied(bits) -> None:
+    attention = quantized(Attention(), bits)
+    x = mx.random.normal((3, 1, 64))
+    flatten_linears(attention, LinearWays(join=True))
+    copied = copy.deepcopy(attention)
+    assert mx.array_equal(copied(x), attention(x))
+    assert copied.q_proj._siblings is copied.v_proj._siblings is not attention.v_proj._siblings
+
+
 @pytest.mark.parametrize("bits", [None, 4])
 def test_joined_linears_of_few_rows_start_one_kernel_by_the_ways_given_last(bits) -> None:
     attention, launch = quantized(Wide(), bits), Started()
