@@ -97,10 +97,13 @@ class DecodeGraphs:
                 BucketRows(tables[2 * index], tables[2 * index + 1], context)
                 for index, (_, context) in enumerate(shapes)
             ]
-            self._pool.token = token
+            before, self._pool.token = self._pool.token, token
             step = self._step(self._pool, rows, decode, [()] * len(shapes), offset, slots)
-            logits = self._model(ids[:, None], cache=step.layers())[:, 0]
-            return logits, self._pool.token
+            try:
+                logits = self._model(ids[:, None], cache=step.layers())[:, 0]
+                return logits, self._pool.token
+            finally:  # what stands in for a token while a graph is traced is none
+                self._pool.token = before
 
         return trace
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from mlxpaged.kernels.launch import KernelSpec
 from mlxpaged.model import compiled
@@ -112,3 +113,25 @@ def test_a_replayed_fused_graph_rotates_by_the_positions_of_its_own_step(monkeyp
     for context, got, anew in zip(contexts, replayed, logits(contexts), strict=True):
         np.testing.assert_allclose(got, anew, atol=1e-4, err_msg=str(context))
     assert not np.allclose(replayed[0], replayed[1], atol=1e-2)
+
+
+def test_a_trace_that_fails_leaves_the_pool_and_the_next_step_as_they_were() -> None:
+    model, _ = tiny_model("llama")
+    full: list[bool] = []
+
+    def launch(spec: KernelSpec, inputs: Sequence[mx.array], **how: Any) -> list[mx.array]:
+        if spec.name == "paged_decode" and not full:
+            full.append(True)
+            raise RuntimeError("no room")
+        return of_its_inputs(spec, inputs, **how)
+
+    pool = KernelPool(probe(model), (8,), launch)
+    graphs, sound = DecodeGraphs(model, pool, "fused"), pool.token
+    with attention_hook(model):
+        with pytest.raises(RuntimeError, match="no room"):
+            graphs(step(), mx.zeros((1,), mx.int32))
+        assert pool.token is sound
+        after = np.array(graphs(step(), mx.zeros((1,), mx.int32)))
+        mx.eval(pool.pending())
+        expected = np.array(DecodeGraphs(model, pool, "fused")(step(), mx.zeros((1,), mx.int32)))
+    np.testing.assert_array_equal(after, expected)
