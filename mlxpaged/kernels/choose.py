@@ -44,13 +44,15 @@ class Device:
 @dataclass(frozen=True)
 class AttentionPath:
     """How a pool is read and written: by kernels through `launcher`, which `choice` may prefer or not size by size, or
-    (None) by plain MLX operations. `why` says what decided it; `warning` is set when kernels were wanted and failed."""
+    (None) by plain MLX operations. `why` says what decided it; `warning` is set when kernels were wanted and failed.
+    `rope_write`: whether decode graphs may rotate with that kernel."""
 
     launcher: Launcher | None
     choice: PathChoice
     device: Device
     why: str
     warning: str | None = None
+    rope_write: bool = True
 
     @property
     def name(self) -> str:
@@ -90,7 +92,8 @@ def choose_path(
     """The path for a pool whose layers are `templates`. Must come before the pool is made: timing needs room.
 
     "auto" takes the kernels on a GPU where they pass their self-test, per size where they are faster. "kernel" insists:
-    ConfigError where they cannot serve. "plain" asks nothing. `on_progress` gets a line when the test is slow.
+    ConfigError where they cannot serve. "plain" asks nothing. Where rope_write alone fails, the others serve.
+    `on_progress` gets a line when the test is slow.
     """
     trial = trial or Trial.here()
     if mode == "plain":
@@ -107,10 +110,13 @@ def choose_path(
     if failure or record is None:
         warning = None if reason else f"the GPU kernels are not used on {trial.device.name}: {failure}"
         return _plain(trial.device, failure or "there is nothing to attend to", warning)
+    rope = record.selftest.rope_failure
+    warning = f"decode steps do without rope_write on {trial.device.name}: {rope}" if rope else None
     if mode == "kernel":
-        return AttentionPath(trial.launcher, PathChoice(), trial.device, "--attention kernel")
-    why = f"{len(record.selftest.results)} self-test cases passed on {trial.device.name}"
-    return AttentionPath(trial.launcher, record.choice, trial.device, why)
+        return AttentionPath(trial.launcher, PathChoice(), trial.device, "--attention kernel", warning, not rope)
+    passed = sum(result.ok for result in record.selftest.results)
+    why = f"{passed} self-test cases passed on {trial.device.name}"
+    return AttentionPath(trial.launcher, record.choice, trial.device, why, warning, not rope)
 
 
 def _plain(device: Device, why: str, warning: str | None = None) -> AttentionPath:
@@ -140,5 +146,6 @@ def _record(
         return Record(report, PathChoice())
     mx.clear_cache()
     record = Record(report, choice)
-    write_record(path, record)
+    if report.rope_failure is None:
+        write_record(path, record)
     return record

@@ -51,7 +51,7 @@ class Record:
         """Raises TypeError, ValueError or KeyError for anything but what to_json gives."""
         report = SelfTestReport(tuple(CaseResult(**result) for result in value["selftest"]))
         times = tuple(BucketTime(**time) for time in value["times"])
-        if not report.results or report.failure is not None:  # compares the numbers, so they are numbers
+        if not report.results or report.failure or report.rope_failure:  # compares the numbers, so they are numbers
             raise ValueError("only a passed test is kept")
         for time in times:
             if min(time.rows, time.context) < 1 or not min(time.kernel_s, time.gather_s) >= 0:

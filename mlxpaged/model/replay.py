@@ -58,10 +58,11 @@ def find_replay(
     context_len: int,
     make: Callable[[], KernelPool],
     linears: LinearWays | None,
+    rope_write: bool = True,
 ) -> Replay:
-    """The best graphs that give the logits of steps built anew: fused ones, else plain ones. The pool to `make` has
-    BLOCKS blocks in each group and attends by kernels at every size. Not computed twice, see remembered() (then no pool
-    is made either). The model's ropes stay installed where fused graphs are right."""
+    """The best graphs that give the logits of steps built anew: fused ones where `rope_write` works, else plain ones.
+    The pool to `make` has BLOCKS blocks in each group and attends by kernels at every size. Not computed twice, see
+    remembered() (then no pool is made either). The model's ropes stay installed where fused graphs are right."""
 
     def differs(kind: Graphs) -> str | None:
         try:
@@ -72,7 +73,7 @@ def find_replay(
         agrees = error is None or error <= _AGREES  # false for NaN
         return None if agrees else f"replayed, their logits are off by {error:.1%} of the largest"
 
-    why_plain = why_not_fused(model) or differs("fused")
+    why_plain = (why_not_fused(model) or differs("fused")) if rope_write else "it failed its self-test"
     if why_plain is None:
         return Replay("fused")
     remove_rotations(model)

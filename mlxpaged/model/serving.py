@@ -159,7 +159,7 @@ def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: Line
         assert isinstance(pool, KernelPool)
         return pool
 
-    return find_replay(loaded.model, loaded.config, loaded.context_len, small_pool, linears)
+    return find_replay(loaded.model, loaded.config, loaded.context_len, small_pool, linears, path.rope_write)
 
 
 def _graphs(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: LinearWays | None) -> Graphs | None:

@@ -100,6 +100,7 @@ def test_what_was_found_out_is_kept_for_these_versions_device_texts_and_template
         '{"selftest": 3, "times": 4}',
         '{"selftest": [{"kernel": "k", "case": "c", "error": "0", "tolerance": 1}], "times": []}',
         '{"selftest": [{"kernel": "k", "case": "c", "error": 2, "tolerance": 1}], "times": []}',
+        '{"selftest": [{"kernel": "rope_write", "case": "c", "error": "0", "tolerance": 1}], "times": []}',
         '{"selftest": [{"kernel": "k", "case": "c", "error": 0, "tolerance": 1}], "times": [{"rows": 1}]}',
         "\ufeff\x00",
         "[" * 100_000,
@@ -143,6 +144,19 @@ def test_a_mismatch_falls_back_for_the_whole_pool_with_one_line_and_is_tried_aga
     )
     lab.result = PASSED
     assert lab.choose().launcher is launch
+
+
+@pytest.mark.parametrize("mode", ["auto", "kernel"])
+def test_where_only_rope_write_fails_the_others_serve_and_it_is_tried_again(mode: choose.Attention) -> None:
+    lab = Lab(replace(FAILED, kernel="rope_write"))
+    path = lab.choose(mode)
+    assert path.launcher is launch and not path.rope_write
+    assert path.warning == (
+        "decode steps do without rope_write on Apple M4 Max: rope_write on some case: error 2.5e-01, allowed 1.6e-02"
+    )
+    lab.result = PASSED
+    path = lab.choose(mode)
+    assert path.launcher is launch and path.rope_write and path.warning is None
 
 
 def test_kernel_insists_and_says_what_works_where_it_cannot() -> None:

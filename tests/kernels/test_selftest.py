@@ -65,8 +65,24 @@ def test_a_false_rotation_is_caught_in_either_kind() -> None:
     turned = "rotations[turn + second]"
     for kind, case in (("TRADITIONAL", "16 rotated traditionally"), ("!TRADITIONAL", "32 rotated")):
         fault = f"({kind} ? -1.0f : 1.0f) * {turned}"
-        line = failure_on(Patched("rope_write", lambda text, fault=fault: text.replace(turned, fault)), PLAIN)
+        launch = Patched("rope_write", lambda text, fault=fault: text.replace(turned, fault))
+        report = run_selftest(launch, [PLAIN], extent=QUICK)
+        line = report.rope_failure
         assert line is not None and line.startswith(f"rope_write on float32 2x2 heads 32/32 {case}: error "), line
+        assert report.failure is None and sum(not result.ok for result in report.results) == 1
+
+
+def test_what_rope_write_does_speaks_against_no_other_kernel() -> None:
+    def broken(spec: KernelSpec, *arguments: object, **how: object) -> list[mx.array]:
+        if spec.name == "rope_write":
+            raise RuntimeError("no such type")
+        return EmulatorLauncher(passes=(FORWARD,))(spec, *arguments, **how)
+
+    report = run_selftest(broken, [PLAIN], extent=QUICK)
+    assert report.failure is None and [result.ok for result in report.results] == [True] * 6 + [False] * 2
+    assert report.rope_failure == (
+        "rope_write failed on float32 2x2 heads 32/32 32 rotated: RuntimeError: no such type"
+    )
 
 
 def test_a_wrong_number_of_copied_slots_is_caught() -> None:

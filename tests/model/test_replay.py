@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,18 @@ def test_false_rotations_are_found_out_and_plain_graphs_serve(table, monkeypatch
     assert verdict("llama", context_len=256) == found
     monkeypatch.setattr(compiled, "compile_graph", frozen)  # would be found out, if both were not remembered
     assert verdict("llama", context_len=256) == found
+
+
+def test_a_kernel_that_failed_its_self_test_is_in_no_graph(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(compiled, "compile_graph", traced_anew)
+    assert verdict("llama") == Replay("fused")  # is remembered
+    path = AttentionPath(EmulatorLauncher(passes=(FORWARD,)), PathChoice(), Device("metal", "X"), "told to")
+    model, config = tiny_model("llama")
+    path = replace(path, rope_write=False)
+    found = serving.replay(loaded(model, config), probe(model), path, None)
+    assert found == Replay("plain", "it failed its self-test")
+    finding = examine._decode_steps(found)
+    assert finding.value == "replayed as graphs, without rope_write: it failed its self-test"
 
 
 def test_a_device_that_compiles_no_graph_says_so_and_nothing_is_remembered(monkeypatch, tmp_path) -> None:
