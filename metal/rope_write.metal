@@ -11,6 +11,8 @@
 //   values     [tokens, Hkv, 1, DV]
 //   rotations  [>= tokens, DK] float                  first of a pair: cosine, second: sine, both times any scale;
 //                                                     beyond DIMS: a factor
+//   scale      [8] float                              the first: what the first DIMS elements are multiplied by before,
+//                                                     in T
 //   slots      [>= tokens] int32                      block * BLOCK_SIZE + offset; a slot of block 0 is skipped
 //   token      [8] uint32                             whoever touched the pools before
 //   rotated    [tokens, 1, Hq, DK] T                  the queries
@@ -41,11 +43,14 @@ if (is_query || (is_key && stored)) {
                               : entry * keys_strides[0] + head * keys_strides[1];
   const auto stride = is_query ? queries_strides[3] : keys_strides[3];
   const size_t turn = size_t(entry) * DK;
+  const float factor = float(T(scale[0]));
   for (int pair = lane; pair < DIMS / 2; pair += SIMD_WIDTH) {
     const int first = TRADITIONAL ? 2 * pair : pair;
     const int second = first + (TRADITIONAL ? 1 : DIMS / 2);
-    const float a = is_query ? float(queries[begin + first * stride]) : float(keys[begin + first * stride]);
-    const float b = is_query ? float(queries[begin + second * stride]) : float(keys[begin + second * stride]);
+    const float x = is_query ? float(queries[begin + first * stride]) : float(keys[begin + first * stride]);
+    const float y = is_query ? float(queries[begin + second * stride]) : float(keys[begin + second * stride]);
+    const float a = float(T(x * factor));
+    const float b = float(T(y * factor));
     const float cosine = rotations[turn + first];
     const float sine = rotations[turn + second];
     out[first] = T(a * cosine - b * sine);

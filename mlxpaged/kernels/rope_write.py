@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LayoutError
-from .launch import SIMD_WIDTH, Launcher, kernel_spec, require_metadata, require_pools
+from .launch import SIMD_WIDTH, Launcher, floats, kernel_spec, require_metadata, require_pools
 
 SIMDGROUPS = 8
 
 SPEC = kernel_spec(
     "rope_write",
-    inputs=("key_pool", "value_pool", "queries", "keys", "values", "rotations", "slots", "token"),
+    inputs=("key_pool", "value_pool", "queries", "keys", "values", "rotations", "scale", "slots", "token"),
     outputs=("rotated", "token_out"),
     headers=("simd.h",),
     inplace=("key_pool", "value_pool"),
@@ -36,6 +36,7 @@ def rope_write(
     *,
     dims: int,
     traditional: bool,
+    scale: float = 1.0,
 ) -> tuple[mx.array, mx.array]:
     """Writes keys [T, Hkv, 1, DK], rotated, and values [T, Hkv, 1, DV] to `slots` (int32 [>= T], as in kv_write) of the
     pools [num_blocks, block_size, Hkv, width]. Returns queries [T, Hq, 1, DK], of the pools' dtype, rotated and laid
@@ -44,7 +45,8 @@ def rope_write(
 
     The first `dims` elements of a vector are rotated in pairs: (2i, 2i + 1) where `traditional`, else
     (i, i + dims / 2). rotations: float32 [>= T, DK], for each token the cosine at the place of a pair's first element,
-    the sine at that of its second, both times any scale, and a factor at each place beyond `dims`. Raises LayoutError.
+    the sine at that of its second, both times any scale, and a factor at each place beyond `dims`. scale: what those
+    `dims` elements are multiplied by before, and rounded to the pools' dtype. Raises LayoutError.
     """
     require_pools(key_pool, value_pool)
     num_tokens, num_heads, _, width = queries.shape
@@ -69,7 +71,7 @@ def rope_write(
     threads = SIMDGROUPS * SIMD_WIDTH
     rotated, token_out = launch(
         SPEC,
-        [key_pool, value_pool, queries, keys, values, rotations, slots, token],
+        [key_pool, value_pool, queries, keys, values, rotations, floats(scale), slots, token],
         template=[
             ("T", key_pool.dtype),
             ("DK", width),
@@ -86,12 +88,15 @@ def rope_write(
     return rotated, token_out
 
 
-def rotate_reference(vectors: np.ndarray, rotations: np.ndarray, dims: int, traditional: bool) -> np.ndarray:
-    """Vectors [T, heads, D], rotated by rotations [>= T, D]; in the dtype of its arguments."""
+def rotate_reference(
+    vectors: np.ndarray, rotations: np.ndarray, dims: int, traditional: bool, scale: float = 1.0
+) -> np.ndarray:
+    """Vectors [T, heads, D], scaled and rotated by rotations [>= T, D]; in the dtype of its arguments."""
     first, second = pairs(dims, traditional)
     turns = rotations[: len(vectors), None]
     rotated = vectors * turns  # right beyond `dims`
-    a, b, cosine, sine = vectors[..., first], vectors[..., second], turns[..., first], turns[..., second]
+    a, b = scale * vectors[..., first], scale * vectors[..., second]
+    cosine, sine = turns[..., first], turns[..., second]
     rotated[..., first] = a * cosine - b * sine
     rotated[..., second] = a * sine + b * cosine
     return rotated

@@ -216,7 +216,9 @@ def order_error(
 
 
 def _rope(launch: Launcher, template: KernelTemplate, rng: np.random.Generator, dims: int, traditional: bool) -> float:
-    """Queries, keys and values are views of one product, as models make them; every third slot is to be skipped."""
+    """Queries, keys and values are views of one product, as models make them; every third slot is to be skipped. The
+    scale is exact in every dtype."""
+    scale = 1.25
     pools = _pools(template, rng, 8)
     before = [float64(pool) for pool in pools]
     heads = (template.num_kv_heads * template.group, template.num_kv_heads, template.num_kv_heads)
@@ -245,10 +247,11 @@ def _rope(launch: Launcher, template: KernelTemplate, rng: np.random.Generator, 
         new_token(),
         dims=dims,
         traditional=traditional,
+        scale=scale,
     )
     mx.eval(rotated, token)
     mx.synchronize()
-    turned = [rotate_reference(float64(array[:, :, 0]), turns, dims, traditional) for array in (queries, keys)]
+    turned = [rotate_reference(float64(array[:, :, 0]), turns, dims, traditional, scale) for array in (queries, keys)]
     stored = (turned[1], float64(values[:, :, 0]))
     wanted = [kv_write_reference(old, new, slots) for old, new in zip(before, stored, strict=True)]
     results = zip((rotated, *pools), (turned[0][:, None], *wanted), strict=True)

@@ -127,6 +127,7 @@ class KernelPool:
             self.token,
             dims=rotation.dims,
             traditional=rotation.traditional,
+            scale=rotation.scale,
         )
         return self._attend_once(layer, step, rotated, asked)
 

@@ -7,7 +7,7 @@ is and says so (Unrotated); called with anything else it is mlx-lm's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -24,18 +24,21 @@ _AGREES = 1e-4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """What a rope, or several alike, does to the first `dims` elements of a vector: it rotates them in pairs
-    (2i, 2i + 1) where `traditional`, else (i, i + dims / 2)."""
+    """What a rope, or several alike, does to the first `dims` elements of a vector: it multiplies them by `scale`, in
+    their own dtype, and rotates them in pairs (2i, 2i + 1) where `traditional`, else (i, i + dims / 2)."""
 
     rope: nn.Module
     dims: int
     traditional: bool
+    scale: float = 1.0
 
     def table(self, positions: mx.array, width: int) -> mx.array:
         """What rope_write takes as rotations of vectors of `width` elements: float32 [T, width] for positions [T],
-        lazily. It is what the rope makes of the vector that is 0 in the second element of each pair and else 1."""
+        lazily. It is what the rope makes of the vector that is 1 / scale in the first element of each pair, 0 in the
+        second and 1 beyond."""
         unit = np.ones((positions.size, 1, 1, width), np.float32)
-        unit[..., pairs(self.dims, self.traditional)[1]] = 0
+        first, second = pairs(self.dims, self.traditional)
+        unit[..., first], unit[..., second] = 1 / self.scale, 0
         # A constant in memory: of a broadcast array MLX's CUDA rope reads what lies beyond it.
         turned = self.rope(mx.array(unit), offset=positions)
         return mx.contiguous(turned.reshape(positions.size, width))  # rope_write's inputs are not made contiguous
@@ -142,12 +145,15 @@ def _found(rope: nn.Module) -> tuple[Rotation | None, Any]:
         dims = int(getattr(rope, "dims", None) or rope.dim)
         rotation = Rotation(rope, dims, bool(getattr(rope, "traditional", False)))
         rng, positions = np.random.default_rng(0), mx.array(_POSITIONS, mx.int32)
+        unturned = np.array(rotation.table(positions[:1], dims))
+        rotation = replace(rotation, scale=float(unturned[0, 0]))
         vectors = rng.standard_normal((len(_POSITIONS), 2, 1, dims + 8), np.float32)
         table = np.array(rotation.table(positions, dims + 8))
         wanted = np.array(rope(mx.array(vectors), offset=positions))[:, :, 0]
     except Exception:  # ropes raise what they like for positions they do not take
         return None, None
-    error = np.abs(rotate_reference(vectors[:, :, 0], table, dims, rotation.traditional) - wanted).max()
+    got = rotate_reference(vectors[:, :, 0], table, dims, rotation.traditional, rotation.scale)
+    error = np.abs(got - wanted).max()
     if not error <= _AGREES * np.abs(wanted).max():  # so for NaN as well
         return None, None
-    return rotation, (dims, rotation.traditional, table.tobytes())
+    return rotation, (dims, rotation.traditional, rotation.scale, table.tobytes())

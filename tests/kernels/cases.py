@@ -221,8 +221,8 @@ class CopyCase(PoolCase):
 @dataclass(frozen=True)
 class RopeCase:
     """rope_write of `tokens` tokens, `dims` elements of each key and query rotated, every third token padding of the
-    null block. `layout` of queries, keys and values: views of one "joined" product, as models make them, "whole" arrays
-    of their own, or "turned" ones whose neighbours in memory are tokens."""
+    null block. `scale` is exact in every dtype. `layout` of queries, keys and values: views of one "joined" product, as
+    models make them, "whole" arrays of their own, or "turned" ones whose neighbours in memory are tokens."""
 
     dtype: str = "float32"
     widths: tuple[int, int] = (64, 64)
@@ -232,10 +232,11 @@ class RopeCase:
     num_kv_heads: int = 2
     tokens: int = 9
     layout: str = "joined"
+    scale: float = 1.0
 
     @property
     def name(self) -> str:
-        kind = "traditional " * self.traditional + self.layout
+        kind = "traditional " * self.traditional + f"times {self.scale} " * (self.scale != 1) + self.layout
         return (
             f"rope {self.dtype} {self.widths[0]}/{self.widths[1]} {self.dims} rotated {kind} "
             f"{self.num_kv_heads}x{self.group} heads of {self.tokens}"
@@ -266,9 +267,11 @@ class RopeCase:
             new_token(),
             dims=self.dims,
             traditional=self.traditional,
+            scale=self.scale,
         )
         mx.eval(rotated, token)
-        wanted = [rotate_reference(float64(x[:, :, 0]), turns, self.dims, self.traditional) for x in (queries, keys)]
+        way = (turns, self.dims, self.traditional, self.scale)
+        wanted = [rotate_reference(float64(x[:, :, 0]), *way) for x in (queries, keys)]
         new = (wanted[1], float64(values[:, :, 0]))
         stored = [kv_write_reference(old, vectors, slots) for old, vectors in zip(before, new, strict=True)]
         if token_error(token) or relative_error(pools[1], stored[1]):
@@ -460,7 +463,7 @@ def rope_cases() -> Iterator[RopeCase]:
     """Whole and partial rotations of both kinds, widths of models and odd ones, in every dtype and layout."""
     for dtype, traditional in itertools.product(DTYPES, (False, True)):
         yield RopeCase(dtype, traditional=traditional)
-        yield RopeCase(dtype, (128, 128), 128, traditional, group=4, tokens=8)
+        yield RopeCase(dtype, (128, 128), 128, traditional, group=4, tokens=8, scale=1.375)
         yield RopeCase(dtype, (80, 64), 32, traditional, group=1, num_kv_heads=5, tokens=1)
         yield RopeCase(dtype, (96, 128), 72, traditional, group=7, num_kv_heads=1, tokens=7, layout="whole")
         yield RopeCase(dtype, (256, 256), 64, traditional, group=2, tokens=17, layout="turned")

@@ -17,7 +17,7 @@ PLAIN = DecodeCase(lengths=(17, 0, 64, 150))
 WINDOW = DecodeCase("float16", (128, 128), lengths=(17, 200, 150), window=33)
 SPLIT = DecodeCase("bfloat16", (64, 64), lengths=(17, 200), partition=64, sinks=True)
 DRAFTS = DecodeCase(lengths=(17, 150), positions=3, window=33)
-ROPE = RopeCase(dims=32)
+ROPE = RopeCase(dims=32, scale=1.25)
 
 
 class FaultyLauncher:
@@ -73,6 +73,7 @@ def test_a_copy_into_the_null_block_is_noticed() -> None:
         ("slots[entry]", "slots[entry] + 1"),
         ("slot >= int(key_pool_shape[1])", "slot >= 0"),
         ("a * cosine - b * sine", "a * cosine + b * sine"),
+        ("T(y * factor)", "T(y)"),
         ("rotations[turn + d]", "1.0f"),
         ("size_t(entry) * DK", "0"),
         ("is_query || (is_key && stored)", "(is_query && stored) || (is_key && stored)"),

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from mlx_lm.models import rope_utils
 
-from mlxpaged.kernels.rope_write import rotate_reference
+from mlxpaged.kernels.launch import new_token
+from mlxpaged.kernels.rope_write import rope_write, rotate_reference
 from mlxpaged.model import rotation
 from mlxpaged.model.attention import AttentionStep
 from mlxpaged.model.compiled import BucketRows
@@ -60,8 +61,39 @@ def test_what_the_kernel_is_told_to_do_is_what_the_rope_does(name: str) -> None:
     expected = np.array(stock(x, offset=POSITIONS))
     assert np.array_equal(np.array(left.rotated()), expected)
     way, table = left.rotation, np.array(left.table())
-    got = rotate_reference(np.array(x)[:, :, 0], table, way.dims, way.traditional)
+    got = rotate_reference(np.array(x)[:, :, 0], table, way.dims, way.traditional, way.scale)
     np.testing.assert_allclose(got, expected[:, :, 0], atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("name", ROPES)
+def test_the_kernel_rounds_where_the_rope_does(name: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a prompt are rotated by the rope: those of a reply must not be scaled by a little more or less."""
+    require_tools()
+    stock = mx.fast.rope  # in 16 bits throughout on a CPU; on a GPU it rounds once
+    monkeypatch.setattr(
+        mx.fast, "rope", lambda x, *how, **more: stock(x.astype(mx.float32), *how, **more).astype(dtype)
+    )
+    rope, x = ROPES[name](), normal(4, 3, 1, 32).astype(dtype)
+    expected = rope(x, offset=POSITIONS)
+    monkeypatch.undo()
+    assert install_rotations(Model(rope)) == 1
+    left, pools = rope(x, offset=StepOffset(POSITIONS)), mx.zeros((2, 4, 16, 3, 32), dtype)
+    rotated, _ = rope_write(
+        EmulatorLauncher(passes=(FORWARD,)),
+        *pools,
+        x,
+        x,
+        x,
+        left.table(),
+        mx.zeros((8,), mx.int32),
+        new_token(),
+        dims=left.rotation.dims,
+        traditional=left.rotation.traditional,
+        scale=left.rotation.scale,
+    )
+    differ = mx.mean((rotated[:, 0] != expected[:, :, 0]).astype(mx.float32)).item()
+    assert differ < 0.01, f"{differ:.1%} of the elements are not the rope's own"
 
 
 def test_a_table_is_made_once_a_step_and_shared_by_ropes_that_are_alike() -> None:
