@@ -3,12 +3,10 @@ that cannot be read is as good as none, and a folder that cannot be written cost
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +14,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .. import __version__
+from ..kernels.records import read_json, write_json
 from ..paths import cache_dir
 
 
@@ -23,11 +22,11 @@ def remembered(kind: str, model: nn.Module, config: dict[str, Any], find: Callab
     """The error that `find` finds for this model, or found at an earlier start: kept by (`kind`, the model's config and
     shapes, versions, device). None means that finding out was given up, and is not kept."""
     record = cache_dir() / "checks" / f"{kind}-{_fingerprint(model, config)}.json"
-    error = _read(record)
+    error = read_json(record, _error)
     if error is None:
         error = find()
         if error is not None:
-            _write(record, error)
+            write_json(record, {"error": float(error)})
     return error
 
 
@@ -39,16 +38,9 @@ def _fingerprint(model: nn.Module, config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _read(record: Path) -> float | None:
-    try:
-        return float(json.loads(record.read_text())["error"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(record: Path, error: float) -> None:
-    with contextlib.suppress(OSError):
-        record.parent.mkdir(parents=True, exist_ok=True)
-        partial = record.with_suffix(".part")
-        partial.write_text(json.dumps({"error": error}))
-        partial.replace(record)
+def _error(record: Any) -> float:
+    """The error that a record holds; ValueError where it is none."""
+    error = record["error"]
+    if type(error) is not float or error < 0:  # NaN is one: whoever reads it must not take it for agreement
+        raise ValueError(f"{error!r} is no error")
+    return error
