@@ -60,12 +60,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class ProductTime:
-    """Seconds of one product of `rows` rows."""
+    """Seconds of one product of `rows` rows; `group_size` is 0 for a dense weight."""
 
     rows: int
     outputs: int
     width: int
     bits: int
+    group_size: int
     skinny_s: float
     mlx_s: float
 
@@ -76,9 +77,9 @@ class ProductChoice:
 
     times: tuple[ProductTime, ...] = ()
 
-    def faster(self, rows: int, outputs: int, width: int, bits: int) -> bool:
+    def faster(self, rows: int, outputs: int, width: int, bits: int, group_size: int) -> bool:
         """Whether skinny_matmul is the faster way for so many rows of such a product."""
-        return (row_tiles(rows), outputs, width, bits) in self._won
+        return (row_tiles(rows), outputs, width, bits, group_size) in self._won
 
     @property
     def wins(self) -> int:
@@ -86,9 +87,9 @@ class ProductChoice:
         return len(self._won)
 
     @cached_property
-    def _won(self) -> frozenset[tuple[int, int, int, int]]:
+    def _won(self) -> frozenset[tuple[int, int, int, int, int]]:
         return frozenset(
-            (row_tiles(time.rows), time.outputs, time.width, time.bits)
+            (row_tiles(time.rows), time.outputs, time.width, time.bits, time.group_size)
             for time in self.times
             if time.skinny_s <= _MARGIN * time.mlx_s
         )
@@ -157,10 +158,13 @@ def time_products(
         for rows in ROWS:
             if times and clock() - started >= budget_s:
                 return ProductChoice(tuple(times))
-            calls = weights[product][:_MOST_CALLS]
+            # As linears.py lays them out, which costs nothing where they lie so.
+            calls = [[mx.contiguous(array) for array in weight] for weight in weights[product][:_MOST_CALLS]]
+            mx.eval(calls)
             ways = [_calls(product, rows, calls, way) for way in (_by_skinny(launch, product), _by_mlx(product))]
             seconds = best_of(ways, len(calls), clock=clock)
-            times.append(ProductTime(rows, product.outputs, product.width, product.kind.bits, *seconds))
+            bits, group_size = product.kind.bits, product.kind.group_size
+            times.append(ProductTime(rows, product.outputs, product.width, bits, group_size if bits else 0, *seconds))
     return ProductChoice(tuple(times))
 
 
@@ -215,8 +219,8 @@ def remembered_choice(
 def _read(path: Path) -> ProductChoice | None:
     def parse(value: Any) -> ProductChoice:
         times = tuple(ProductTime(**time) for time in value["times"])
-        if not all(math.isfinite(time.skinny_s + time.mlx_s) and time.rows > 0 for time in times):
-            raise ValueError("no times")
+        if not all(time.rows > 0 and 0 <= min(time.skinny_s, time.mlx_s) < math.inf for time in times):
+            raise ValueError(f"times are {times}")
         return ProductChoice(times)
 
     return read_json(path, parse)

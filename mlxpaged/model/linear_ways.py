@@ -35,8 +35,8 @@ Say = Callable[[str], None]
 
 def linear_ways(model: nn.Module, path: AttentionPath, warn: Say) -> LinearWays | None:
     """How the products of `model` are computed beside `path`; None: as mlx-lm does. skinny_matmul is tried before it is
-    used; where it fails, `warn` gets a line. On CUDA it serves by what an H200 does, elsewhere by what this machine
-    does, which is timed once and remembered."""
+    used; where it fails, `warn` gets a line. On every CUDA device it serves by what an H200 does, elsewhere by what
+    this machine does, which is timed once and remembered."""
     launch, device = path.launcher, path.device
     if launch is None:
         return None
@@ -49,7 +49,7 @@ def linear_ways(model: nn.Module, path: AttentionPath, warn: Say) -> LinearWays 
     return LinearWays(skinny=Skinny(launch, choice.faster)) if choice is not None and choice.wins else None
 
 
-def _on_h200(rows: int, outputs: int, width: int, bits: int) -> bool:
+def _on_h200(rows: int, outputs: int, width: int, bits: int, group_size: int) -> bool:
     return bits > 0 or rows <= 16 or outputs * width <= _LARGE
 
 

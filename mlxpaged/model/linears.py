@@ -27,23 +27,24 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 @dataclass(frozen=True, slots=True)
 class Skinny:
     """Products of 2 to MOST_ROWS rows by skinny_matmul, started by `launch`, where `faster` says so: it is asked with
-    (rows, outputs, width, bits). A single row is left to MLX's matrix-vector product."""
+    (rows, outputs, width, bits, group_size), both 0 of a dense weight. A single row is left to MLX's matrix-vector
+    product."""
 
     launch: Launcher
-    faster: Callable[[int, int, int, int], bool] = lambda rows, outputs, width, bits: True
+    faster: Callable[[int, int, int, int, int], bool] = lambda *size: True
 
     def __call__(self, layer: Any, rows: mx.array) -> mx.array | None:
         """rows [T, K] times the layer's weight [N, K], without a bias; None where MLX is to compute it."""
         num_rows, width = rows.shape
-        weight, bits, group_size = layer["weight"], getattr(layer, "bits", 0), getattr(layer, "group_size", 64)
-        if not 1 < num_rows <= MOST_ROWS or not self.faster(num_rows, len(weight), width, bits):
+        weight, bits, group_size = layer["weight"], getattr(layer, "bits", 0), getattr(layer, "group_size", 0)
+        if not 1 < num_rows <= MOST_ROWS or not self.faster(num_rows, len(weight), width, bits, group_size):
             return None
         packed = [array for name in ("scales", "biases") if (array := layer.get(name)) is not None]
         if len(packed) != (2 if bits else 0) or getattr(layer, "mode", "affine") != "affine":
             return None
         if not fits(rows.dtype, width, bits, group_size) or any(x.dtype != rows.dtype for x in packed or [weight]):
             return None
-        return skinny_matmul(self.launch, rows, weight, *packed, bits=bits, group_size=group_size)
+        return skinny_matmul(self.launch, rows, weight, *packed, bits=bits, group_size=group_size or 64)
 
 
 @dataclass(frozen=True, slots=True)

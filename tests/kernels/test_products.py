@@ -24,6 +24,9 @@ from tests.emulator import FORWARD, EmulatorLauncher, require_tools
 
 from .test_selftest import Patched
 
+BELOW_NOTHING = (
+    '{"times": [{"rows": 8, "outputs": 48, "width": 64, "bits": 0, "group_size": 0, "skinny_s": -1, "mlx_s": 1}]}'
+)
 KINDS = [ProductKind("bfloat16"), ProductKind("float16", 4, 32), ProductKind("bfloat16", 8, 64)]
 DENSE, PACKED = Product(ProductKind("bfloat16"), 48, 64), Product(ProductKind("bfloat16", 4), 64, 128)
 
@@ -86,9 +89,9 @@ def ticking(seconds: Callable[[], float]) -> Callable[[], float]:
 def test_every_product_is_timed_at_every_number_of_rows_the_largest_first() -> None:
     require_tools()
     choice = time_products(EmulatorLauncher(passes=(FORWARD,)), weights(), clock=ticking(lambda: 0.001))
-    assert [(time.rows, time.outputs, time.width, time.bits) for time in choice.times] == [
-        *((rows, 48, 64, 0) for rows in ROWS),
-        *((rows, 64, 128, 4) for rows in ROWS),
+    assert [(time.rows, time.outputs, time.width, time.bits, time.group_size) for time in choice.times] == [
+        *((rows, 48, 64, 0, 0) for rows in ROWS),
+        *((rows, 64, 128, 4, 64) for rows in ROWS),
     ]
     calls = [2, 2, 2, 1, 1, 1]  # two layers are of the first kind, so that a call takes half a tick
     assert [round(time.skinny_s, 6) for time in choice.times] == [0.001 / count for count in calls]
@@ -102,22 +105,22 @@ def test_timing_ends_with_its_budget_and_the_first_size_is_always_timed() -> Non
 
 
 def test_the_faster_way_wins_for_as_many_rows_as_one_compilation_serves() -> None:
-    few, more, most = (8, 48, 64, 0), (16, 48, 64, 0), (32, 48, 64, 4)
+    few, more, most = (8, 48, 64, 0, 0), (16, 48, 64, 0, 0), (32, 48, 64, 4, 32)
     choice = ProductChoice((ProductTime(*few, 1.0, 2.0), ProductTime(*more, 2.0, 1.0), ProductTime(*most, 1.0, 2.0)))
     assert choice.wins == 2
-    assert all(choice.faster(rows, 48, 64, 0) for rows in range(2, 9))
-    assert not any(choice.faster(rows, 48, 64, 0) for rows in range(9, 33))
-    assert [choice.faster(rows, 48, 64, 4) for rows in (16, 17, 32)] == [False, True, True]
-    assert not choice.faster(8, 48, 128, 0), "it was not timed"
+    assert all(choice.faster(rows, 48, 64, 0, 0) for rows in range(2, 9))
+    assert not any(choice.faster(rows, 48, 64, 0, 0) for rows in range(9, 33))
+    assert [choice.faster(rows, 48, 64, 4, 32) for rows in (16, 17, 32)] == [False, True, True]
+    assert not choice.faster(8, 48, 128, 0, 0) and not choice.faster(32, 48, 64, 4, 64), "they were not timed"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"times": 3}', '{"times": [{"rows": 8}]}'])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"times": 3}', '{"times": [{"rows": 8}]}', BELOW_NOTHING])
 def test_times_are_remembered_until_they_cannot_be_read(damage: str, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MLXPAGED_CACHE", str(tmp_path))
     numbers = itertools.count(1)
 
     def find() -> ProductChoice:
-        return ProductChoice((ProductTime(8, 48, 64, 0, float(next(numbers)), 9.0),))
+        return ProductChoice((ProductTime(8, 48, 64, 0, 0, float(next(numbers)), 9.0),))
 
     launch = EmulatorLauncher(passes=(FORWARD,))
     first = remembered_choice(launch, "X", weights(), find)

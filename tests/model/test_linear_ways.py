@@ -65,8 +65,8 @@ def test_on_cuda_few_rows_of_packed_or_small_weights_take_our_kernel() -> None:
     assert ways is not None and ways.skinny is not None and not warned
     assert ways.join and ways.dense_above
     faster = ways.skinny.faster
-    assert faster(32, 4096, 4096, 0) and faster(16, 28672, 4096, 0) and faster(32, 28672, 4096, 4)
-    assert not faster(32, 28672, 4096, 0)
+    assert faster(32, 4096, 4096, 0, 0) and faster(16, 28672, 4096, 0, 0) and faster(32, 28672, 4096, 4, 64)
+    assert not faster(32, 28672, 4096, 0, 0)
 
 
 def test_a_kernel_that_fails_is_not_used_and_that_is_said() -> None:
@@ -91,14 +91,14 @@ def test_on_metal_what_was_timed_decides_and_is_remembered(monkeypatch, tmp_path
 
     def times(launch: object, weights: dict[Product, Any]) -> ProductChoice:
         timed.append(len(weights))
-        return ProductChoice((ProductTime(8, 64, 128, 0, 1.0, 2.0),))
+        return ProductChoice((ProductTime(8, 64, 128, 0, 0, 1.0, 2.0),))
 
     monkeypatch.setattr(linear_ways_module, "time_products", times)
     path = path_on("metal", EmulatorLauncher(passes=(FORWARD,)))
     for _ in range(2):
         ways = linear_ways(model_of(), path, pytest.fail)
         assert ways is not None and not ways.join and ways.dense_above is None and ways.skinny is not None
-        assert ways.skinny.faster(8, 64, 128, 0) and not ways.skinny.faster(8, 40, 128, 0)
+        assert ways.skinny.faster(8, 64, 128, 0, 0) and not ways.skinny.faster(8, 40, 128, 0, 0)
     assert timed == [3]
 
 

@@ -158,7 +158,7 @@ def test_the_kernel_serves_where_it_is_said_to_be_faster() -> None:
     flatten_linears(layers, LinearWays(skinny=Skinny(launch, faster)))
     for rows in (9, 8):
         mx.eval(layers.linear(mx.zeros((rows, 128), mx.bfloat16)))
-    assert asked == [(9, 96, 128, 4), (8, 96, 128, 4)] and launch.count == 1
+    assert asked == [(9, 96, 128, 4, 32), (8, 96, 128, 4, 32)] and launch.count == 1
 
 
 def test_what_the_kernel_does_not_take_is_left_to_mlx() -> None:
