@@ -48,7 +48,9 @@ async def agent(server: Served, number: int, args: argparse.Namespace, told: lis
             del messages[last:]
             messages.append({"role": "user", "content": f"Rather {words(rng, 10)}"})
         last = len(messages)
-        reply = await server.chat(messages, max_tokens=args.new_tokens, temperature=0, seed=number)
+        # Of made-up words a small model makes nothing: unless it may not, it ends at once.
+        asked = {"max_tokens": args.new_tokens, "temperature": 0, "seed": number, "ignore_eos": True}
+        reply = await server.chat(messages, **asked)
         told.append(reply)
         messages.append({"role": "assistant", "content": reply.text})
         messages.append({"role": "user", "content": f"Result of the tool: {words(rng, args.result_tokens)}"})
