@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..chat.servers import ServerRecord
 
 _STOP_S = 20.0
+_TOLD_AFTER_S = 1.0
 _STATES = {"waiting": "waits"}
 _NONE = "no server of yours runs; `mlxpaged serve MODEL` or `mlxpaged chat` starts one"
 
@@ -205,11 +206,22 @@ async def _unload(model: str | None, url: str | None, api_key: str | None) -> No
             words = (f"{one.url} holds {', '.join(names) or 'none'}" for one, names in zip(backends, held, strict=True))
             raise ModelNotFound(f"{model} is not in memory: the server at {'; the one at '.join(words)}")
         for backend in holders:
-            await backend.unload(model)
-            complain(f"{model} is unloaded at {backend.url}")
+            await _unload_at(backend, model)
     finally:
         for backend in backends:
             await backend.close()
+
+
+async def _unload_at(backend: RemoteBackend, model: str) -> None:
+    """Unload there, with a word where replies are waited for."""
+    import asyncio
+
+    unloading = asyncio.ensure_future(backend.unload(model))
+    await asyncio.wait([unloading], timeout=_TOLD_AFTER_S)
+    if not unloading.done():
+        complain(f"waiting for the replies that {model} is writing at {backend.url}")
+    await unloading
+    complain(f"{model} is unloaded at {backend.url}")
 
 
 async def _held(backend: RemoteBackend) -> list[str]:

@@ -120,6 +120,24 @@ def test_a_server_with_a_key_lets_its_own_users_faces_in(process: Program, envir
         assert server.wait(20) == 0
 
 
+@pytest.mark.parametrize(
+    ("takes_s", "told"), [(0.0, []), (0.2, ["waiting for the replies that m is writing at http://x"])]
+)
+def test_unloading_tells_what_it_waits_for(
+    takes_s: float, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Slow:
+        url = "http://x"
+
+        async def unload(self, model: str) -> None:
+            await asyncio.sleep(takes_s)
+
+    monkeypatch.setattr(servers, "_TOLD_AFTER_S", 0.05)
+    asyncio.run(servers._unload_at(Slow(), "m"))  # type: ignore[arg-type]
+    lines = [line.removeprefix("mlxpaged: ") for line in capsys.readouterr().err.splitlines()]
+    assert lines == [*told, "m is unloaded at http://x"]
+
+
 Serving = Callable[..., ServerRecord]
 
 
