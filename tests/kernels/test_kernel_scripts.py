@@ -1,4 +1,4 @@
-"""The two kernel scripts, on the emulator: what they print and how they exit."""
+"""The kernel scripts, on the emulator: what they print and how they exit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.emulator import require_tools
 
@@ -35,6 +37,18 @@ def test_check_kernels_ends_a_case_that_takes_too_long() -> None:
     done = run_script("check_kernels.py", "--only", "order", "--limit", "0.05")
     assert done.returncode == 1
     assert "Timeout" in done.stderr
+
+
+@pytest.mark.parametrize(("bits", "splits"), [(16, "1x2"), (4, "2x1,4x1")])
+def test_bench_products_prints_json_and_a_table(bits: int, splits: str) -> None:
+    shape = ("--shapes", "128x64", "--rows", "3,9", "--megabytes", "1", "--repeats", "1")
+    done = run_script("bench_products.py", *shape, "--bits", str(bits), "--splits", splits)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *lines, _, head, first, second = done.stdout.splitlines()
+    ways = ["mlx", *(f"{split.replace('x', ' tiles x ')}" for split in splits.split(","))]
+    assert [json.loads(line)["rows"] for line in lines] == [3, 9]
+    assert all(list(json.loads(line)["us"]) == ways for line in lines)
+    assert all(way in head for way in ways) and first.count("*") == second.count("*") == 1
 
 
 def test_bench_kernels_prints_json_and_a_table() -> None:

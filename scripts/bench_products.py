@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Times skinny_matmul on the GPU that MLX has, split in each of its ways, beside MLX's own product.
+
+    python scripts/bench_products.py                               the products of Llama's 1b and 8b shapes, 16 bits
+    python scripts/bench_products.py --bits 4 --rows 8,32          packed ones
+    python scripts/bench_products.py --shapes 4096x28672 --splits 1x4,2x2,4x1
+
+Microseconds of one product in a compiled chain in which each takes something of the last one's result, as a decode
+step's do; the best of --repeats, a small sum included. TB/s: bytes of the weight. One JSON line each, then a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import mlx.core as mx
+
+from mlxpaged.kernels.launch import Launcher
+from mlxpaged.kernels.products import Weight
+from mlxpaged.kernels.skinny_matmul import DENSE, PACKED, Split, skinny_matmul
+from mlxpaged.kernels.timing import best_of
+from scripts.bench_flags import at_least
+from scripts.check_kernels import make_launcher
+
+DTYPE = mx.bfloat16
+GROUP_SIZE = 64
+SHAPES = "2048x3072,2048x2048,2048x16384,8192x2048,4096x6144,4096x4096,4096x28672,14336x4096,4096x128256"
+"""Projections of one input joined: q with k and v, gate with up."""
+
+Way = Callable[..., mx.array]
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    launch = make_launcher(arguments.launcher)
+    lines = []
+    for width, outputs in arguments.shapes:
+        weights = make_weights(width, outputs, arguments)
+        for rows in arguments.rows:
+            found = {"width": width, "outputs": outputs, "bits": arguments.bits, "rows": rows}
+            found |= figures(launch, rows, width, weights, arguments)
+            print(json.dumps(found), flush=True)
+            lines.append(found)
+        del weights
+        mx.clear_cache()
+    print(table(lines))
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=_shapes, default=_shapes(SHAPES), metavar="KxN,...")
+    parser.add_argument("--rows", type=_numbers, default=(8, 16, 32), metavar="M,...", help="default: 8,16,32")
+    parser.add_argument("--splits", type=_splits, metavar="TxS,...", help="tiles x spans (default: those in use)")
+    parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of a weight (default: 16)")
+    parser.add_argument("--megabytes", type=at_least(1), default=256, metavar="N", help="weights of a chain at least")
+    parser.add_argument("--repeats", type=at_least(1), default=4, metavar="N", help="default: 4")
+    parser.add_argument("--launcher", metavar="MODULE:CLASS", help="another launcher (default: the GPU's)")
+    return parser.parse_args()
+
+
+def _shapes(text: str) -> list[tuple[int, int]]:
+    pairs = [tuple(at_least(1)(number) for number in pair.split("x")) for pair in text.split(",")]
+    if not all(len(pair) == 2 for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r} are no pairs; give some such as 4096x6144,4096x4096")
+    return [(first, second) for first, second in pairs]
+
+
+def _splits(text: str) -> tuple[Split, ...]:
+    return tuple(Split(*pair) for pair in _shapes(text))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(at_least(1)(part) for part in text.split(","))
+
+
+def make_weights(width: int, outputs: int, arguments: argparse.Namespace) -> list[Weight]:
+    """As many as are larger than any cache together."""
+    count = max(2, min(48, (arguments.megabytes << 20) * 8 // (width * outputs * arguments.bits)))
+    weights: list[Weight] = []
+    for _ in range(count):
+        dense = (mx.random.normal((outputs, width)) * 0.02).astype(DTYPE)
+        packed = [dense] if arguments.bits == 16 else mx.quantize(dense, group_size=GROUP_SIZE, bits=arguments.bits)
+        mx.eval(packed)
+        weights.append(packed)
+    return weights
+
+
+def figures(
+    launch: Launcher, rows: int, width: int, weights: Sequence[Weight], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """Microseconds of each way, and what the best of ours reads."""
+    bits = 0 if arguments.bits == 16 else arguments.bits
+    splits = arguments.splits or (PACKED if bits else DENSE)
+    ours = {f"{split.tiles} tiles x {split.spans}": by_skinny(launch, bits, split) for split in splits}
+    ways = {"mlx": by_mlx(bits)} | ours
+    compiled = arguments.launcher is None  # the emulator computes at once
+    chains = [chain(way, rows, width, weights, compiled) for way in ways.values()]
+    seconds = best_of(chains, len(weights), repeats=arguments.repeats)
+    num_bytes = sum(array.nbytes for array in weights[0])
+    us = {name: round(one * 1e6, 1) for name, one in zip(ways, seconds, strict=True)}
+    return {"us": us, "tb_s": round(num_bytes / min(seconds[1:]) / 1e12, 2)}
+
+
+def by_mlx(bits: int) -> Way:
+    if not bits:
+        return lambda rows, weight: rows @ weight.T
+    return lambda rows, weight, scales, biases: mx.quantized_matmul(
+        rows, weight, scales, biases, transpose=True, group_size=GROUP_SIZE, bits=bits
+    )
+
+
+def by_skinny(launch: Launcher, bits: int, split: Split) -> Way:
+    return lambda rows, *weight: skinny_matmul(launch, rows, *weight, bits=bits, group_size=GROUP_SIZE, split=split)
+
+
+def chain(way: Way, num_rows: int, width: int, weights: Sequence[Weight], compiled: bool) -> Callable[[], None]:
+    rows = mx.random.normal((num_rows, width)).astype(DTYPE)
+    flat, parts = [array for weight in weights for array in weight], len(weights[0])
+    mx.eval(rows)
+
+    def products(rows: mx.array, *flat: mx.array) -> mx.array:
+        given = rows
+        for start in range(0, len(flat), parts):
+            given = rows + 0 * way(given, *flat[start : start + parts])[:, :1]
+        return given
+
+    run = mx.compile(products) if compiled else products
+    return lambda: mx.eval(run(rows, *flat))
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """For a person: one line each, the least time marked."""
+    names = list(lines[0]["us"])
+    head = f"{'K x N':>14} {'rows':>5} {'TB/s':>6}  " + "  ".join(f"{name:>16}" for name in names)
+    shown = [head]
+    for line in lines:
+        least = min(line["us"].values())
+        times = "  ".join(f"{f'{us:.1f}' + ('*' if us == least else ' '):>16}" for us in line["us"].values())
+        shown.append(f"{line['width']:>6} x {line['outputs']:<5} {line['rows']:>5} {line['tb_s']:>6.2f}  {times}")
+    return "\n".join(["", *shown])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
