@@ -9,8 +9,7 @@
 //   queries    [tokens, Hq, 1, DK] T                  with any strides, as are keys and values: views of one product
 //   keys       [tokens, Hkv, 1, DK]                   converted to T
 //   values     [tokens, Hkv, 1, DV]
-//   rotations  [>= tokens, DK] float                  first of a pair: cosine, second: sine, both times any scale;
-//                                                     beyond DIMS: a factor
+//   rotations  [>= tokens, DK] float                  first of a pair: cosine, second: sine; beyond DIMS: a factor
 //   scale      [8] float                              the first: what the first DIMS elements are multiplied by before,
 //                                                     in T
 //   slots      [>= tokens] int32                      block * BLOCK_SIZE + offset; a slot of block 0 is skipped

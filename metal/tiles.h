@@ -16,12 +16,15 @@ inline uint scaled_pair(uint bits, T scale, T bias) {
   return pair_bits<T>(float(bits & 0xffffu) * s + b, float(bits >> 16) * s + b);
 }
 
+// Each maker's part gives tile_row and tile_pair of a lane; read_once, for words that nobody reads again soon; and
+// multiply_tiles: sums [16, 8] += left [16, 16] * right [8, 16] transposed. sums[2 * i + e]: row 8 * i + tile_row, its e-th
+// of two; left[2 * i + k]: the same row of the k-th 8 columns; right[k]: likewise. Its last argument only selects the type.
+
 #ifdef __CUDACC__
 
 inline int tile_row(int lane) { return lane / 4; }
 inline int tile_pair(int lane) { return lane % 4; }
 
-// A word that nobody reads again soon: it does not displace what is.
 inline uint4 read_once(const uint4* at) {
   uint4 word;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -61,8 +64,6 @@ inline int tile_lane(int row, int pair) { return row / 4 * 16 + pair / 2 * 8 + r
 
 inline uint4 read_once(const device uint4* at) { return *at; }
 
-// sums [16, 8] += left [16, 16] * right [8, 16] transposed. sums[2 * i + e]: row 8 * i + tile_row, its e-th of two;
-// left[2 * i + k]: the same row of the k-th 8 columns; right[k]: likewise.
 template <typename T>
 inline void multiply_tiles(thread float* sums, const thread uint* left, const thread uint* right, int lane, T) {
   const int row = tile_row(lane);

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import mlx.core as mx
 
 from mlxpaged.kernels.launch import Launcher
-from mlxpaged.kernels.products import Weight
-from mlxpaged.kernels.skinny_matmul import DENSE, PACKED, Split, skinny_matmul
+from mlxpaged.kernels.products import Compile, Product, ProductKind, Weight, by_mlx, by_skinny, product_chain
+from mlxpaged.kernels.skinny_matmul import DENSE, PACKED, Split
 from mlxpaged.kernels.timing import best_of
 from scripts.bench_flags import at_least
 from scripts.check_kernels import make_launcher
@@ -34,8 +34,6 @@ GROUP_SIZE = 64
 SHAPES = "2048x3072,2048x2048,2048x16384,8192x2048,4096x6144,4096x4096,4096x28672,14336x4096,4096x128256"
 """Projections of one input joined: q with k and v, gate with up."""
 
-Way = Callable[..., mx.array]
-
 
 def main() -> int:
     arguments = parse_arguments()
@@ -43,9 +41,10 @@ def main() -> int:
     lines = []
     for width, outputs in arguments.shapes:
         weights = make_weights(width, outputs, arguments)
+        kind = ProductKind("bfloat16", 0 if arguments.bits == 16 else arguments.bits, GROUP_SIZE)
         for rows in arguments.rows:
             found = {"width": width, "outputs": outputs, "bits": arguments.bits, "rows": rows}
-            found |= figures(launch, rows, width, weights, arguments)
+            found |= figures(launch, Product(kind, outputs, width), rows, weights, arguments)
             print(json.dumps(found), flush=True)
             lines.append(found)
         del weights
@@ -94,46 +93,19 @@ def make_weights(width: int, outputs: int, arguments: argparse.Namespace) -> lis
 
 
 def figures(
-    launch: Launcher, rows: int, width: int, weights: Sequence[Weight], arguments: argparse.Namespace
+    launch: Launcher, product: Product, rows: int, weights: Sequence[Weight], arguments: argparse.Namespace
 ) -> dict[str, Any]:
     """Microseconds of each way, and what the best of ours reads."""
-    bits = 0 if arguments.bits == 16 else arguments.bits
-    splits = arguments.splits or (PACKED if bits else DENSE)
-    ours = {f"{split.tiles} tiles x {split.spans}": by_skinny(launch, bits, split) for split in splits}
-    ways = {"mlx": by_mlx(bits)} | ours
-    compiled = arguments.launcher is None  # the emulator computes at once
-    chains = [chain(way, rows, width, weights, compiled) for way in ways.values()]
+    kind = product.kind
+    splits = arguments.splits or (PACKED if kind.bits else DENSE)
+    ours = {f"{split.tiles} tiles x {split.spans}": by_skinny(launch, kind, split) for split in splits}
+    ways = {"mlx": by_mlx(kind)} | ours
+    compiled: Compile = (lambda run: run) if arguments.launcher else mx.compile  # the emulator computes at once
+    chains = [product_chain(way, product, rows, weights, compiled) for way in ways.values()]
     seconds = best_of(chains, len(weights), repeats=arguments.repeats)
     num_bytes = sum(array.nbytes for array in weights[0])
     us = {name: round(one * 1e6, 1) for name, one in zip(ways, seconds, strict=True)}
     return {"us": us, "tb_s": round(num_bytes / min(seconds[1:]) / 1e12, 2)}
-
-
-def by_mlx(bits: int) -> Way:
-    if not bits:
-        return lambda rows, weight: rows @ weight.T
-    return lambda rows, weight, scales, biases: mx.quantized_matmul(
-        rows, weight, scales, biases, transpose=True, group_size=GROUP_SIZE, bits=bits
-    )
-
-
-def by_skinny(launch: Launcher, bits: int, split: Split) -> Way:
-    return lambda rows, *weight: skinny_matmul(launch, rows, *weight, bits=bits, group_size=GROUP_SIZE, split=split)
-
-
-def chain(way: Way, num_rows: int, width: int, weights: Sequence[Weight], compiled: bool) -> Callable[[], None]:
-    rows = mx.random.normal((num_rows, width)).astype(DTYPE)
-    flat, parts = [array for weight in weights for array in weight], len(weights[0])
-    mx.eval(rows)
-
-    def products(rows: mx.array, *flat: mx.array) -> mx.array:
-        given = rows
-        for start in range(0, len(flat), parts):
-            given = rows + 0 * way(given, *flat[start : start + parts])[:, :1]
-        return given
-
-    run = mx.compile(products) if compiled else products
-    return lambda: mx.eval(run(rows, *flat))
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:

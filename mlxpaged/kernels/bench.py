@@ -13,7 +13,7 @@ import numpy as np
 from ..config import BLOCK_SIZE
 from .kv_write import kv_write
 from .launch import Launcher, new_token, padded
-from .selftest import order_error
+from .selftest_cases import order_error
 from .template import DTYPES, KernelTemplate
 from .timing import prepare, time_paths
 

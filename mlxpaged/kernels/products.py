@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from .launch import Launcher
+from .question import SelfTestCase, ask, float64, relative_error
 from .records import read_json, record_file, write_json
-from .selftest import SelfTestCase, ask, float64, relative_error
 from .skinny_matmul import DENSE, MOST_ROWS, PACKED, SPEC, Split, row_tiles, skinny_matmul
 from .template import DTYPES, TOLERANCES
 from .timing import best_of
@@ -34,6 +34,9 @@ _MARGIN = 0.97  # a tie goes to MLX
 
 Weight = Sequence[mx.array]
 """The weight alone, or packed with its scales and biases."""
+
+Way = Callable[..., mx.array]
+Compile = Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ def time_products(
     *,
     budget_s: float = 3.0,
     clock: Callable[[], float] = time.perf_counter,
+    compiled: Compile = mx.compile,
 ) -> ProductChoice:
     """Time both ways of each product at each number of rows, on the model's own `weights`, until `budget_s` seconds are
     spent: those first whose weights take most of a step."""
@@ -160,41 +164,46 @@ def time_products(
                 return ProductChoice(tuple(times))
             # As linears.py lays them out, which costs nothing where they lie so.
             calls = [[mx.contiguous(array) for array in weight] for weight in weights[product][:_MOST_CALLS]]
-            mx.eval(calls)
-            ways = [_calls(product, rows, calls, way) for way in (_by_skinny(launch, product), _by_mlx(product))]
-            seconds = best_of(ways, len(calls), clock=clock)
+            ways = by_skinny(launch, product.kind), by_mlx(product.kind)
+            chains = [product_chain(way, product, rows, calls, compiled) for way in ways]
+            seconds = best_of(chains, len(calls), clock=clock)
             bits, group_size = product.kind.bits, product.kind.group_size
             times.append(ProductTime(rows, product.outputs, product.width, bits, group_size if bits else 0, *seconds))
     return ProductChoice(tuple(times))
 
 
-def _calls(
-    product: Product, num_rows: int, weights: Sequence[Weight], way: Callable[..., mx.array]
+def product_chain(
+    way: Way, product: Product, num_rows: int, weights: Sequence[Weight], compiled: Compile = mx.compile
 ) -> Callable[[], None]:
-    """A chain of products, each taking something of the last one's result, as a model's do."""
-    rows = mx.zeros((num_rows, product.width), DTYPES[product.kind.dtype])
-    mx.eval(rows)
+    """A chain of products of `num_rows` rows by `way`, each taking something of the last one's result and replayed from
+    a graph, as a decode step's are. The call waits for its end."""
+    rows, parts = mx.ones((num_rows, product.width), DTYPES[product.kind.dtype]), len(weights[0])
+    flat = [array for weight in weights for array in weight]
+    mx.eval(rows, flat)
 
-    def run() -> None:
+    def products(rows: mx.array, *flat: mx.array) -> mx.array:
         given = rows
-        for weight in weights:
-            given = rows + way(given, *weight)[:, :1]
-        mx.eval(given)
+        for start in range(0, len(flat), parts):
+            given = rows + 0 * way(given, *flat[start : start + parts])[:, :1]
+        return given
 
-    return run
-
-
-def _by_skinny(launch: Launcher, product: Product) -> Callable[..., mx.array]:
-    bits, group_size = product.kind.bits, product.kind.group_size
-    return lambda rows, *weight: skinny_matmul(launch, rows, *weight, bits=bits, group_size=group_size)
+    run = compiled(products)
+    return lambda: mx.eval(run(rows, *flat))
 
 
-def _by_mlx(product: Product) -> Callable[..., mx.array]:
-    bits, group_size = product.kind.bits, product.kind.group_size
-    if not bits:
+def by_skinny(launch: Launcher, kind: ProductKind, split: Split | None = None) -> Way:
+    """(rows, *weight) -> their product by skinny_matmul."""
+    return lambda rows, *weight: skinny_matmul(
+        launch, rows, *weight, bits=kind.bits, group_size=kind.group_size, split=split
+    )
+
+
+def by_mlx(kind: ProductKind) -> Way:
+    """The same by MLX."""
+    if not kind.bits:
         return lambda rows, weight: rows @ weight.T
     return lambda rows, weight, scales, biases: mx.quantized_matmul(
-        rows, weight, scales, biases, transpose=True, bits=bits, group_size=group_size
+        rows, weight, scales, biases, transpose=True, bits=kind.bits, group_size=kind.group_size
     )
 
 

@@ -17,7 +17,8 @@ from .. import __version__
 from ..paths import cache_dir
 from . import block_copy, kv_gather, kv_write, paged_decode, rope_write
 from .launch import metal_text
-from .selftest import CaseResult, SelfTestReport
+from .question import CaseResult
+from .selftest import SelfTestReport
 from .template import KernelTemplate
 from .timing import BucketTime, PathChoice
 

@@ -45,8 +45,8 @@ def rope_write(
 
     The first `dims` elements of a vector are rotated in pairs: (2i, 2i + 1) where `traditional`, else
     (i, i + dims / 2). rotations: float32 [>= T, DK], for each token the cosine at the place of a pair's first element,
-    the sine at that of its second, both times any scale, and a factor at each place beyond `dims`. scale: what those
-    `dims` elements are multiplied by before, and rounded to the pools' dtype. Raises LayoutError.
+    the sine at that of its second, and a factor at each place beyond `dims`. scale: what those `dims` elements are
+    multiplied by before, and rounded to the pools' dtype. Raises LayoutError.
     """
     require_pools(key_pool, value_pool)
     num_tokens, num_heads, _, width = queries.shape

@@ -295,11 +295,11 @@ class RopeCase:
         ]
 
     def rotations(self, rng: np.random.Generator) -> np.ndarray:
-        """Any angles, cosines and sines times 1.25, and factors of about 1 beyond `dims`; one token more."""
+        """Any angles, and factors of about 1 beyond `dims`; one token more."""
         turns = 1 + rng.standard_normal((self.tokens + 1, self.widths[0])).astype(np.float32) / 8
         angles = rng.uniform(-np.pi, np.pi, (self.tokens + 1, self.dims // 2))
         first, second = pairs(self.dims, self.traditional)
-        turns[:, first], turns[:, second] = 1.25 * np.cos(angles), 1.25 * np.sin(angles)
+        turns[:, first], turns[:, second] = np.cos(angles), np.sin(angles)
         return turns
 
 

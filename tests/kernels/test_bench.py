@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mlxpaged.kernels import bench
-from mlxpaged.kernels.selftest import order_error
+from mlxpaged.kernels.selftest_cases import order_error
 from mlxpaged.kernels.template import KernelTemplate
 from tests.emulator import FORWARD, EmulatorLauncher, require_tools
 

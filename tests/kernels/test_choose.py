@@ -12,7 +12,8 @@ import pytest
 from mlxpaged.errors import ConfigError
 from mlxpaged.kernels import choose, records
 from mlxpaged.kernels.choose import AttentionPath, Device, Trial, choose_path
-from mlxpaged.kernels.selftest import CaseResult, SelfTestReport
+from mlxpaged.kernels.question import CaseResult
+from mlxpaged.kernels.selftest import SelfTestReport
 from mlxpaged.kernels.template import KernelTemplate
 from mlxpaged.kernels.timing import BucketTime, PathChoice
 

@@ -16,6 +16,9 @@ from mlxpaged.kernels.products import (
     ProductChoice,
     ProductKind,
     ProductTime,
+    by_mlx,
+    by_skinny,
+    product_chain,
     remembered_choice,
     time_products,
     why_not_skinny,
@@ -74,6 +77,11 @@ def weights() -> dict[Product, list[list[mx.array]]]:
     return {DENSE: [[one] for one in whole], PACKED: [list(packed)]}
 
 
+def at_once(run: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """The emulator cannot be compiled."""
+    return run
+
+
 def ticking(seconds: Callable[[], float]) -> Callable[[], float]:
     """A clock that goes on by so much at each look."""
     now = 0.0
@@ -88,7 +96,9 @@ def ticking(seconds: Callable[[], float]) -> Callable[[], float]:
 
 def test_every_product_is_timed_at_every_number_of_rows_the_largest_first() -> None:
     require_tools()
-    choice = time_products(EmulatorLauncher(passes=(FORWARD,)), weights(), clock=ticking(lambda: 0.001))
+    choice = time_products(
+        EmulatorLauncher(passes=(FORWARD,)), weights(), clock=ticking(lambda: 0.001), compiled=at_once
+    )
     assert [(time.rows, time.outputs, time.width, time.bits, time.group_size) for time in choice.times] == [
         *((rows, 48, 64, 0, 0) for rows in ROWS),
         *((rows, 64, 128, 4, 64) for rows in ROWS),
@@ -98,9 +108,30 @@ def test_every_product_is_timed_at_every_number_of_rows_the_largest_first() -> N
     assert choice.wins == 0, "a tie is MLX's"
 
 
+@pytest.mark.parametrize("product", [DENSE, PACKED])
+def test_both_ways_are_the_same_product_and_a_chain_of_them_is_replayed(product: Product) -> None:
+    require_tools()
+    (weight, *_), calls = weights()[product], list[int]()
+    rows = mx.random.normal((3, product.width)).astype(mx.bfloat16)
+    by_launch, by_stock = by_skinny(EmulatorLauncher(passes=(FORWARD,)), product.kind), by_mlx(product.kind)
+    expected = by_stock(rows, *weight)
+    assert mx.abs(by_launch(rows, *weight) - expected).max() <= 0.05 * mx.abs(expected).max()
+
+    def counted(rows: mx.array, *weight: mx.array) -> mx.array:
+        calls.append(len(rows))
+        return by_stock(rows, *weight)
+
+    run = product_chain(counted, product, 5, [weight, weight])
+    run()
+    run()
+    assert calls == [5, 5], "traced once, replayed afterwards"
+
+
 def test_timing_ends_with_its_budget_and_the_first_size_is_always_timed() -> None:
     require_tools()
-    choice = time_products(EmulatorLauncher(passes=(FORWARD,)), weights(), budget_s=0, clock=ticking(lambda: 1.0))
+    choice = time_products(
+        EmulatorLauncher(passes=(FORWARD,)), weights(), budget_s=0, clock=ticking(lambda: 1.0), compiled=at_once
+    )
     assert len(choice.times) == 1
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from mlxpaged.kernels.launch import KernelSpec, Launcher
 from mlxpaged.kernels.paged_decode import PARTITION
-from mlxpaged.kernels.selftest import Extent, run_selftest, selftest_cases
+from mlxpaged.kernels.selftest import run_selftest
+from mlxpaged.kernels.selftest_cases import Extent, selftest_cases
 from mlxpaged.kernels.template import KernelTemplate
 from tests.emulator import FORWARD, EmulatorLauncher, require_tools
 

@@ -11,7 +11,8 @@ from mlxpaged.engine.report import Section
 from mlxpaged.kernels import bench
 from mlxpaged.kernels.encoder import EncoderLimits
 from mlxpaged.kernels.launch import Launcher
-from mlxpaged.kernels.selftest import Extent, run_selftest
+from mlxpaged.kernels.selftest import run_selftest
+from mlxpaged.kernels.selftest_cases import Extent
 from mlxpaged.kernels.template import KernelTemplate
 from mlxpaged.model import measure
 from mlxpaged.model.kvspec import probe
