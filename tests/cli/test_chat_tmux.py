@@ -21,7 +21,8 @@ class Tmux:
     def __init__(self, folder: Path, command: str, environment: dict[str, str]) -> None:
         self._folder = folder
         variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
-        self("new-session", "-d", "-x", "80", "-y", "24", f"cd {ROOT} && env {variables} {command}; echo left $?; cat")
+        there = f"cd {shlex.quote(str(ROOT))}"
+        self("new-session", "-d", "-x", "80", "-y", "24", f"{there} && env {variables} {command}; echo left $?; cat")
 
     def __call__(self, *args: str) -> str:
         command = ["tmux", "-S", str(self._folder / "tmux"), "-f", "/dev/null", *args]

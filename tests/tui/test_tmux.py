@@ -24,7 +24,8 @@ class Tmux:
 
     def __init__(self, folder: Path, command: str) -> None:
         self._folder = folder
-        self("new-session", "-d", "-x", "120", "-y", "30", f"cd {ROOT} && {command}; echo left $?; cat")
+        there = f"cd {shlex.quote(str(ROOT))}"
+        self("new-session", "-d", "-x", "120", "-y", "30", f"{there} && {command}; echo left $?; cat")
 
     def __call__(self, *args: str) -> str:
         command = ["tmux", "-S", str(self._folder / "tmux"), "-f", "/dev/null", *args]
