@@ -7,8 +7,10 @@ Rows added to fill a bucket are empty: they write to the null block and attend t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import mlx.core as mx
@@ -20,7 +22,7 @@ from ..kernels.launch import SMALLEST_DEVICE_INPUT
 from ..kernels.paged_decode import PARTITION
 from .attention import AttentionStep
 from .fusedstep import FusedStep
-from .inputs import DecodeInputs, StepInputs
+from .inputs import StepInputs
 from .kernelpool import KernelPool
 from .rotation import install_rotations
 
@@ -77,26 +79,20 @@ class DecodeGraphs:
         """Logits [rows, vocabulary] of the step, whose input ids are `ids` (int32 [rows]), lazily."""
         key = rows, _ = _key(inputs)
         added = rows - inputs.num_decode
-        arrays = [mx.pad(ids, (0, added)) if added else ids, _filled(inputs.positions, rows)]
-        arrays += [_filled(slots, max(rows, SMALLEST_DEVICE_INPUT)) for slots in inputs.slots]
-        for group in inputs.decode:
-            arrays += [_filled(group.block_ids, _table_rows(rows, group.block_ids.shape[1])), _lens(group, rows)]
+        if added:
+            ids = mx.pad(ids, (0, added))
         graph = self._graphs.pop(key, None) or compile_graph(self._tracer(key))
         self._graphs[key] = graph  # the last one used comes last
         if len(self._graphs) > MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        logits, self._pool.token = graph(self._pool.token, *arrays)
+        logits, self._pool.token = graph(self._pool.token, ids, mx.array(_sent(inputs, key)))
         return logits[: inputs.num_decode]
 
     def _tracer(self, key: Key) -> Callable[..., tuple[mx.array, mx.array]]:
         rows, shapes = key
 
-        def trace(token: mx.array, ids: mx.array, offset: mx.array, *rest: mx.array) -> tuple[mx.array, mx.array]:
-            slots, tables = rest[: len(shapes)], rest[len(shapes) :]
-            decode = [
-                BucketRows(tables[2 * index], tables[2 * index + 1], context)
-                for index, (_, context) in enumerate(shapes)
-            ]
+        def trace(token: mx.array, ids: mx.array, sent: mx.array) -> tuple[mx.array, mx.array]:
+            offset, slots, decode = _received(sent, key)
             before, self._pool.token = self._pool.token, token
             step = self._step(self._pool, rows, decode, [()] * len(shapes), offset, slots)
             try:
@@ -120,16 +116,34 @@ def _whole_partitions(context: int, width: int) -> int:
     return min(-(-context // PARTITION) * PARTITION, width * BLOCK_SIZE)
 
 
-def _table_rows(rows: int, width: int) -> int:
-    return max(rows, -(-SMALLEST_DEVICE_INPUT // width))
+def _layout(key: Key) -> list[tuple[int, ...]]:
+    """Shapes of what the host sends to a step, in order: positions; per KV group slots, tables, context lengths."""
+    rows, shapes = key
+    most = max(rows, SMALLEST_DEVICE_INPUT)
+    tables = [(max(rows, -(-SMALLEST_DEVICE_INPUT // width)), width) for width, _ in shapes]
+    return [(most,), *(shape for table in tables for shape in ((most,), table, (most,)))]
 
 
-def _lens(group: DecodeInputs, rows: int) -> mx.array:
-    return _filled(group.positions + 1, max(rows, SMALLEST_DEVICE_INPUT))
+def _sent(inputs: StepInputs, key: Key) -> np.ndarray:
+    """All of it in one piece, int32; 0 where no row is: the null block. On CUDA a kernel that is the first to read what
+    the host wrote waits for the page, some 130 us, so that every array sent for itself costs a step as much."""
+    arrays = [inputs.positions]
+    for slots, group in zip(inputs.slots, inputs.decode, strict=True):
+        arrays += [slots, group.block_ids, group.positions + 1]
+    shapes = _layout(key)
+    sent, begin = np.zeros(sum(map(math.prod, shapes)), np.int32), 0
+    for shape, array in zip(shapes, arrays, strict=True):
+        sent[begin : begin + array.size] = array.reshape(-1)
+        begin += math.prod(shape)
+    return sent
 
 
-def _filled(values: np.ndarray, rows: int) -> mx.array:
-    """`values` with zero rows added: empty rows, the null block."""
-    filled = np.zeros((rows, *values.shape[1:]), np.int32)
-    filled[: len(values)] = values
-    return mx.array(filled)
+def _received(sent: mx.array, key: Key) -> tuple[mx.array, list[mx.array], list[BucketRows]]:
+    """Positions [rows], then slots and decode entries of each KV group."""
+    rows, shapes = key
+    layout = _layout(key)
+    ends = accumulate(map(math.prod, layout), initial=0)
+    parts = [sent[begin:end].reshape(shape) for (begin, end), shape in zip(pairwise(ends), layout, strict=True)]
+    groups = [parts[at : at + 3] for at in range(1, len(parts), 3)]
+    decode = [BucketRows(tables, lens, context) for (_, tables, lens), (_, context) in zip(groups, shapes, strict=True)]
+    return parts[0][:rows], [slots for slots, _, _ in groups], decode

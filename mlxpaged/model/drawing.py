@@ -52,31 +52,34 @@ class Draw:
         k = np.where(wishes.top_k > 0, np.minimum(wishes.top_k, vocab), vocab).astype(np.int32)
         p = np.where(wishes.top_p < 1, wishes.top_p, 2).astype(np.float32)  # 2: no sum of shares reaches it
         uses = (bool(np.any(wishes.min_p > 0)), bool(np.any(cut)))
-        scaled = (logits, mx.array(wishes.temperature[:, None]), mx.array(_log_least(wishes.min_p)[:, None]))
-        noise = mx.array(wishes.noise[:, :1]), mx.array(wishes.noise[:, 1:])
+        sent = mx.array(_sent(wishes, k, p))
         if self._best is None:
             if uses not in self._graphs:
                 self._graphs[uses] = mx.compile(partial(_drawn, *uses))
-            return self._graphs[uses](*scaled, mx.array(k), mx.array(p), *noise)
-        found = _scaled(uses[0], *scaled)
+            return self._graphs[uses](logits, sent)
+        temperature, log_least, _, _, high, low = _received(sent)
+        found = _scaled(uses[0], logits, temperature, log_least)
         if uses[1]:
             places = mx.array(np.flatnonzero(cut))
             found[places] = _cut(found[places], k[cut], p[cut], self._best)
-        return mx.argmax(found + gumbel(*noise, vocab), axis=-1)
+        return mx.argmax(found + gumbel(high, low, vocab), axis=-1)
 
 
-def _drawn(
-    min_p: bool,
-    cut: bool,
-    logits: mx.array,
-    temperature: mx.array,
-    log_least: mx.array,
-    k: mx.array,
-    p: mx.array,
-    high: mx.array,
-    low: mx.array,
-) -> mx.array:
+def _sent(wishes: Wishes, k: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """What the device needs of them in one piece, for compiled.py's reason: uint32 [6, S], the bits of each."""
+    floats = np.stack([wishes.temperature, _log_least(wishes.min_p), p]).astype(np.float32)
+    return np.concatenate([floats.view(np.uint32), k.view(np.uint32)[None], wishes.noise.T])
+
+
+def _received(sent: mx.array) -> tuple[mx.array, ...]:
+    """Temperature and log_least [S, 1], k and p [S], then noise_keys' columns [S, 1]."""
+    temperature, log_least, p = (column.view(mx.float32) for column in sent[:3])
+    return temperature[:, None], log_least[:, None], sent[3].view(mx.int32), p, sent[4][:, None], sent[5][:, None]
+
+
+def _drawn(min_p: bool, cut: bool, logits: mx.array, sent: mx.array) -> mx.array:
     """The whole way, over all logits of all rows."""
+    temperature, log_least, k, p, high, low = _received(sent)
     scaled = _scaled(min_p, logits, temperature, log_least)
     if cut:
         least, _ = _least_kept(scaled, scaled.shape[-1], k, p)

@@ -26,9 +26,10 @@ from .linears import LinearWays, Skinny
 _DENSE_ABOVE = 65
 """On an H200 (MLX 0.32.4) 32 rows times 4096 x 4096 in 4 bits take 26 us packed, 64 us unpacked."""
 
-_LARGE = 40_000_000
-"""Elements of a dense weight that cuBLAS reads faster for more than 16 rows, on an H200: 32 rows times 28672 x 4096
-take it 97 us and skinny_matmul 105, times 6144 x 4096 44 and 39."""
+_LARGE = 20_000_000
+"""Elements of a dense weight that are cuBLAS's for more than 16 rows. On an H200 it is faster at most sizes: 32 rows
+times 28672 x 4096 take it 58 us and skinny_matmul 81, times 4096 x 4096 14 and 16. But each of its products costs MLX's
+host more, and some of those for small weights have MLX instantiate a graph anew at every step."""
 
 Say = Callable[[str], None]
 

@@ -41,12 +41,16 @@ def test_the_gather_norm_lets_wanted_rows_through_and_can_be_removed() -> None:
     model, _ = tiny_model("llama")
     ids = mx.array([[1], [2], [3]])
     full = np.array(model(ids))
+
+    def agrees(got: mx.array, expected: np.ndarray) -> bool:  # a BLAS of many threads adds in no fixed order
+        return np.allclose(np.array(got), expected, rtol=1e-4, atol=1e-5)
+
     norm = install_gather_norm(model)
     assert norm is not None and install_gather_norm(model) is norm
     with norm.picking(slice(2)):
-        assert np.array_equal(np.array(model(ids)), full[:2])
+        assert agrees(model(ids), full[:2])
     with norm.picking(mx.array([2, 0])):
-        assert np.array_equal(np.array(model(ids)), full[[2, 0]])
-    assert np.array_equal(np.array(model(ids)), full)
+        assert agrees(model(ids), full[[2, 0]])
+    assert agrees(model(ids), full)
     remove_gather_norm(model)
-    assert np.array_equal(np.array(model(ids)), full)
+    assert agrees(model(ids), full)
