@@ -6,7 +6,9 @@
     python scripts/bench_products.py --shapes 4096x28672 --splits 1x4,2x2,4x1
 
 Microseconds of one product in a compiled chain in which each takes something of the last one's result, as a decode
-step's do; the best of --repeats, a small sum included. TB/s: bytes of the weight. One JSON line each, then a table.
+step's do; the best of --repeats, a small sum included, and what MLX's host needs to start both: on an H200 that is more
+than a weight as small as 4096 x 4096 keeps the device. TB/s: bytes of the weight. One JSON line each, then a table.
+scripts/profile_step.py shows the device's time alone.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=_numbers, default=(8, 16, 32), metavar="M,...", help="default: 8,16,32")
     parser.add_argument("--splits", type=_splits, metavar="TxS,...", help="tiles x spans (default: those in use)")
     parser.add_argument("--bits", type=int, choices=(16, 8, 4), default=16, help="of a weight (default: 16)")
-    parser.add_argument("--megabytes", type=at_least(1), default=256, metavar="N", help="weights of a chain at least")
+    parser.add_argument("--megabytes", type=at_least(1), default=1024, metavar="N", help="weights of a chain at least")
     parser.add_argument("--repeats", type=at_least(1), default=4, metavar="N", help="default: 4")
     parser.add_argument("--launcher", metavar="MODULE:CLASS", help="another launcher (default: the GPU's)")
     return parser.parse_args()

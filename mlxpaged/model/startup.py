@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from ..kernels.encoder import MB_VARIABLE, EncoderLimits, set_encoder_limits
+from ..kernels.encoder import EncoderLimits, set_encoder_limits
 from .blas import open_system_blas
 
 
@@ -21,17 +21,15 @@ class Startup:
     encoder: EncoderLimits | None
 
 
-CUDA_SETTINGS = {"MLX_CUDA_SDPA_CACHE_SIZE": "1024", MB_VARIABLE: str(1 << 20)}
-"""How many plans MLX keeps for fused attention: one takes some 50 ms to make and a few kilobytes to keep, and with its
-own limit, prompts of mixed lengths push out each other's. And how many 2^20 elements end a graph of kernels: more than
-there are, as MLX counts a K/V pool whole at each kernel on it; with a large one each would end a graph, whose launch
-costs the host some 100 us."""
+ATTENTION_PLANS = "MLX_CUDA_SDPA_CACHE_SIZE"
+"""How many plans MLX keeps for fused attention on CUDA. One takes some 50 ms to make and a few kilobytes to keep; with
+MLX's own limit, prompts of mixed lengths push out each other's. (Its limit of elements in a graph of kernels stays: an
+H200 ran out of memory without it, and a K/V pool of 60 GB, counted whole at each kernel, cost no step anything.)"""
 
 
 def before_mlx() -> Startup:
-    """Open the system's BLAS and take CUDA_SETTINGS (Linux), set the command encoder's limits (macOS). A person's own
-    values stay. Idempotent; too late, and without effect, once mlx has been imported."""
+    """Open the system's BLAS and keep more attention plans (Linux), set the command encoder's limits (macOS). A
+    person's own values stay. Idempotent; too late, and without effect, once mlx has been imported."""
     if sys.platform == "linux":
-        for name, value in CUDA_SETTINGS.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(ATTENTION_PLANS, "1024")
     return Startup(open_system_blas(), set_encoder_limits(os.environ, sys.platform, psutil.virtual_memory().total))

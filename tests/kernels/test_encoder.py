@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
 from mlxpaged.kernels.commits import ModelShape, Operation, count_commits, paged_step, stock_step
-from mlxpaged.kernels.encoder import MB_VARIABLE, MLX_LIMITS, EncoderLimits, encoder_limits, set_encoder_limits
+from mlxpaged.kernels.encoder import MLX_LIMITS, EncoderLimits, encoder_limits, set_encoder_limits
 
 GB = 1 << 30
 LLAMA_8B = ModelShape(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, width=128, vocab=128256, bits=4)
@@ -75,17 +74,6 @@ def test_the_setter_acts_on_macos_only_and_keeps_what_a_person_set() -> None:
     own = {"MLX_MAX_OPS_PER_BUFFER": "7", "MLX_MAX_MB_PER_BUFFER": "many"}
     assert set_encoder_limits(own, "darwin", 16 * GB) == EncoderLimits(7, 2048)
     assert own == {"MLX_MAX_OPS_PER_BUFFER": "7", "MLX_MAX_MB_PER_BUFFER": "2048"}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="CUDA is on Linux")
-@pytest.mark.parametrize("given", [None, "512"])
-def test_on_linux_no_number_of_elements_ends_a_graph_unless_a_person_set_one(given: str | None) -> None:
-    code = "import os; from mlxpaged.model.startup import before_mlx; before_mlx(); print(os.environ[{!r}])"
-    own = {MB_VARIABLE: given} if given else {}
-    environment = {name: value for name, value in os.environ.items() if name != MB_VARIABLE} | own
-    command = [sys.executable, "-c", code.format(MB_VARIABLE)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
-    assert found == (given or str(1 << 20))
 
 
 def test_what_comes_before_mlx_does_not_import_it() -> None:

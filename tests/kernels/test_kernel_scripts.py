@@ -34,7 +34,7 @@ def test_check_kernels_runs_one_part_of_the_grid() -> None:
 
 
 def test_check_kernels_ends_a_case_that_takes_too_long() -> None:
-    done = run_script("check_kernels.py", "--only", "order", "--limit", "0.05")
+    done = run_script("check_kernels.py", "--only", "order", "--limit", "0.001")
     assert done.returncode == 1
     assert "Timeout" in done.stderr
 
