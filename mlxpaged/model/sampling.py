@@ -15,7 +15,8 @@ import numpy as np
 
 from ..sched.requests import MAX_TOP_LOGPROBS, StepPlan, StepResult, TokenLogprob
 from ..sched.table import RequestTable
-from .drawing import BEST, HIDDEN, Draw, Wishes
+from .drawing import HIDDEN, Draw, Wishes
+from .hostdrawing import host_draw
 from .scoring import Scored
 
 
@@ -43,11 +44,11 @@ class Sampled:
 
 class Sampler:
     """Samples a step's decode entries and keeps the counts that penalties need, one row of counts per table row.
-    `best`: see drawing.Draw."""
+    `draw`: a GPU's way of drawing, or a CPU's."""
 
-    def __init__(self, num_rows: int, vocab_size: int, best: int | None = BEST) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, draw: Draw = host_draw) -> None:
         self.vocab_size = vocab_size
-        self._draw = Draw(best)
+        self._draw = draw
         self._num_rows = num_rows
         self._prompt: mx.array | None = None  # bool [R, V]: ids of the prompt
         self._counts: mx.array | None = None  # int32 [R, V]: how often the reply holds an id
@@ -71,11 +72,11 @@ class Sampler:
         tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
         noisy = np.flatnonzero(table.temperature[rows] > 0)
         if len(noisy) == len(rows):
-            tokens = self._draw(logits, Wishes.of(table, rows, plan.decode_positions)).astype(mx.int32)
+            tokens = self._draw(logits, Wishes.of(table, rows, plan.decode_positions))
         elif len(noisy):
             wishes = Wishes.of(table, rows[noisy], plan.decode_positions[noisy])
             chosen = self._draw(logits[mx.array(noisy)], wishes)
-            tokens[mx.array(noisy)] = chosen.astype(mx.int32)
+            tokens[mx.array(noisy)] = chosen
         if len(penalised):
             assert self._counts is not None
             places = mx.array(rows[penalised])

@@ -19,8 +19,9 @@ from .activations import measured
 from .attention_path import attention_path
 from .check import differs_from_stock
 from .compiled import Graphs
-from .drawing import BEST
+from .drawing import DeviceDraw, Draw
 from .estimate import cut_context, groups_of, need_of, on_gpu, step_budget, wish_of
+from .hostdrawing import host_draw
 from .kernelpool import KernelPool
 from .kvpool import KVPool
 from .kvspec import KVSpec, NotPaged, probe
@@ -98,7 +99,7 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
     need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, spec)
     plan = plan_memory(machine(), need, wish_of(config, paged=True))
     start = _start(config, plan)
-    sampler = Sampler(num_rows, spec.vocab_size, None if on_gpu() else BEST)
+    sampler = Sampler(num_rows, spec.vocab_size, _draw())
     path = attention_path(spec, config.attention, log.warning)
     linears = linear_ways(loaded.model, path, log.warning)
     groups = tuple(GroupSpec(count, window) for count, window in zip(start, spec.windows, strict=True))
@@ -179,12 +180,16 @@ def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> K
     return KernelPool(spec, num_blocks, path.launcher, path.choice.use_kernel, rounded)
 
 
+def _draw() -> Draw:
+    return DeviceDraw() if on_gpu() else host_draw
+
+
 def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:
     remove_gather_norm(loaded.model)
     need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, None)
     limit_mlx(plan_memory(machine(), need, wish_of(config, paged=False)).cache_bytes)
     vocab_size = int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1])
-    runner = SoloRunner(loaded.model, Sampler(1, vocab_size, None if on_gpu() else BEST))
+    runner = SoloRunner(loaded.model, Sampler(1, vocab_size, _draw()))
     groups = (GroupSpec(blocks_for(context_len) + 1),)
     return Served(
         runner,

@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxpaged.model.drawing import gumbel, noise_keys
+from mlxpaged.model.drawing import HIDDEN, DeviceDraw, Wishes, gumbel, noise_keys
+from mlxpaged.model.hostdrawing import host_draw, host_gumbel
 from mlxpaged.model.sampling import Sampler
 from mlxpaged.sched.requests import Request, SamplingParams, StepPlan
 from mlxpaged.sched.table import RequestTable
@@ -33,7 +34,7 @@ def sample(
         assert row == index
     positions = np.array([len((prompts or [[0]] * rows)[i]) - 1 for i in range(rows)], np.int32) + position
     plan = StepPlan(0, np.arange(rows, dtype=np.int32), positions, np.zeros(rows, bool))
-    samplers = [sampler] if sampler else [Sampler(rows, logits.shape[-1], best) for best in (1024, None)]
+    samplers = [sampler] if sampler else [Sampler(rows, logits.shape[-1], draw) for draw in (host_draw, DeviceDraw())]
     given = (mx.array(logits, mx.float32), plan, table, None if allowed is None else mx.array(allowed))
     drawn = [sampler(*given) for sampler in samplers]
     # A GPU's way of drawing, all logits sorted in a compiled graph, gives the same ids.
@@ -95,6 +96,28 @@ def test_top_p_beyond_the_1024_best_sorts_everything() -> None:
     logits[:2500] = 0.001  # nearly flat: the 1024 best hold a fifth of the mass
     drawn = draws(logits, SamplingParams(temperature=1.0, top_p=0.5), 300)
     assert drawn.max() < 2500 and len(set(drawn.tolist())) > 200
+
+
+def test_a_cpu_draws_as_a_gpu_does_whatever_is_asked_for() -> None:
+    rng, rows = np.random.default_rng(0), 240
+    kinds = np.arange(rows)
+    wishes = Wishes(
+        temperature=rng.uniform(0.2, 2, rows).astype(np.float32),
+        min_p=np.where(kinds % 3 == 0, 0.02, 0).astype(np.float32),
+        top_k=np.where(kinds % 5 == 0, rng.integers(1, 3000, rows), 0).astype(np.int32),
+        top_p=np.where(kinds % 4 < 2, rng.uniform(0.05, 1, rows), 1).astype(np.float32),
+        noise=noise_keys(rng.integers(0, 1 << 60, rows), np.zeros(rows, np.int64), kinds),
+    )
+    logits = rng.standard_normal((rows, 3000)).astype(np.float32) * rng.uniform(0.1, 6, (rows, 1)).astype(np.float32)
+    logits[::7, :2990] = HIDDEN  # as a grammar leaves them
+    drawn = [np.array(draw(mx.array(logits), wishes)) for draw in (host_draw, DeviceDraw())]
+    assert (drawn[0] != drawn[1]).sum() <= 1  # at a share that equals top-p but for its last bits
+
+
+def test_the_noise_of_some_ids_is_theirs_among_all() -> None:
+    keys, ids = noise_keys(np.array([9], np.uint64), np.array([2]), np.array([77])), np.array([0, 5, 63, 1999])
+    all_of_it = np.array(gumbel(mx.array(keys[:, :1]), mx.array(keys[:, 1:]), 2000))[0]
+    np.testing.assert_allclose(host_gumbel(keys[0], ids), all_of_it[ids], rtol=1e-4, atol=1e-5)
 
 
 def test_min_p_is_relative_to_the_best() -> None:
