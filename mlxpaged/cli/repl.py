@@ -1,28 +1,28 @@
 """The loop of `mlxpaged chat`: read, answer, again. Owns what Ctrl-C stops and what becomes of an interrupted reply;
-how words are read and shown is the keyboard's and the page's business."""
+how words are read and shown is the keyboard's and the page's business, which model answers `chat_model`'s."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ..errors import MlxpagedError, Overloaded, Unreachable
 from ..sched.requests import FinishReason
+from .chat_model import ChatModel
 from .conversation import Conversation
 from .exchange import Exchange
 from .interrupts import Interrupts
 from .keyboard import Keyboard
 from .logs import logged_to
-from .page import Page, ReplyView, figures, progress_words
-from .progress import REDRAW_S, LoadProgress
+from .page import Page, figures, progress_words
+from .progress import LoadProgress
 from .slash import Commands, Leave, Outcome, is_command, unescaped
 from .terminal import copy_to_clipboard
 
 if TYPE_CHECKING:
-    from ..chat.backend import Backend, ModelCard
     from ..chat.reply_draft import ReplyDraft
     from ..chat.sessions import State
     from .compose import Opened
@@ -43,17 +43,13 @@ class ChatLoop:
     def __init__(
         self, opened: Opened, conversation: Conversation, keyboard: Keyboard, page: Page, progress: LoadProgress
     ) -> None:
-        self._opened = opened
+        self._model = ChatModel(opened, keyboard, page, progress)
         self._conversation = conversation
         self._keyboard = keyboard
         self._page = page
-        self._progress = progress
-        self._commands = Commands(conversation, self._card, self._backend)
+        self._commands = Commands(conversation, self._model.card, self._model.backend)
         self._prefill = ""
         self._told_problem: str | None = None
-        self._told_notice = ""
-        self._told_model = ""
-        self._loading: asyncio.Task[ModelCard] | None = None
         self._interrupts: Interrupts | None = None  # None behind a pipe: there, Ctrl-C ends the program
         self.failed = False
         """Whether a message went wrong: a script behind a pipe wants to know."""
@@ -69,7 +65,7 @@ class ChatLoop:
             await self._converse()
 
     async def _converse(self) -> None:
-        self._begin_loading(self._opened.ready)
+        self._model.begin()
         self._page.recap(self._conversation.session, self._conversation.turns)
         try:
             self._tell_problem()
@@ -84,7 +80,7 @@ class ChatLoop:
                 self._page.say_kept()
                 self._page.gap()
             if self._page.quiet:
-                await self._card()  # a script that has nothing to say still learns that there is no such model
+                await self._model.card()  # a script that has nothing to say still learns that there is no such model
         except Leave:
             return
         finally:
@@ -102,7 +98,7 @@ class ChatLoop:
             else:
                 await self._follow(task.result())
         except MlxpagedError as error:
-            if self._load_error():
+            if self._model.failure:
                 raise
             self._warn(str(error))
 
@@ -122,26 +118,15 @@ class ChatLoop:
 
     async def _switch(self, model: str) -> None:
         """Another model from now on; where that fails, the one before."""
-        before, model_before = self._loading, self._told_model
-        self._progress.done = False
-        self._begin_loading(lambda: self._opened.switch(model))
-        view = self._page.reply()
-        task = asyncio.create_task(self._model(view))
-        with self._stoppable(task.cancel):
-            await asyncio.wait([task])
-        view.finish()
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        assert self._loading and before
-        if error is None:
-            before.cancel()  # where it still loads, nobody wants it any more
-            if task.result().name == model_before:
-                self._page.say(f"Still with {model_before}.")
-            return
-        self._loading.cancel()
-        self._loading = before
-        if not isinstance(error, MlxpagedError | asyncio.CancelledError):
-            raise error
-        self._page.say("Stopped; the model before stays.") if task.cancelled() else self._warn(str(error))
+        switching = asyncio.create_task(self._model.switch(model))
+        with self._stoppable(switching.cancel):
+            await asyncio.wait([switching])
+        if switching.cancelled():
+            self._page.say("Stopped; the model before stays.")
+        elif error := switching.exception():
+            if not isinstance(error, MlxpagedError):
+                raise error
+            self._warn(str(error))
 
     async def _read(self) -> str | None:
         while True:
@@ -154,39 +139,6 @@ class ChatLoop:
                 if self._page.quiet:
                     raise
                 self._page.say("Ctrl-D or /bye leaves; Ctrl-C stops a reply.")
-
-    def _begin_loading(self, ready: Callable[[], Awaitable[ModelCard]]) -> None:
-        self._loading = asyncio.create_task(self._load(ready))
-        self._loading.add_done_callback(self._loaded)
-
-    async def _load(self, ready: Callable[[], Awaitable[ModelCard]]) -> ModelCard:
-        await self._keyboard.shown()
-        return await ready()
-
-    def _loaded(self, loading: asyncio.Task[ModelCard]) -> None:
-        """Keeps what there is to know of the model; a failure ends the prompt that may be waiting."""
-        self._progress.done = True
-        if loading.cancelled():
-            return
-        if error := loading.exception():
-            self._keyboard.fail(error)
-            return
-        if self._opened.notice != self._told_notice and (self._opened.started or not self._page.quiet):
-            self._told_notice = self._opened.notice
-            self._page.later(self._opened.notice)
-        self._tell_model(loading.result())
-        self._keyboard.above(self._page.say_kept)
-
-    def _tell_model(self, card: ModelCard) -> None:
-        """Says who answers from now on, and what there is to know of it."""
-        if card.name != self._told_model and not self._page.quiet:
-            self._page.later(f"{'Now with' if self._told_model else 'Talking with'} {card.name}.")
-            self._told_model = card.name
-        for note in card.notes:
-            self._page.later(note)
-
-    def _backend(self) -> Backend:
-        return self._opened.backend
 
     def tell_instead(self, wanted: str) -> None:
         """Says that the conversation asked for cannot be read, so that a new one begins; before `run`."""
@@ -206,10 +158,6 @@ class ChatLoop:
             )
             self._told_problem = problem
 
-    async def _card(self) -> ModelCard:
-        assert self._loading
-        return await asyncio.shield(self._loading)
-
     async def _answer(self, asked: bool = True, resume: bool = False) -> None:
         """Answers the last turn, which was `asked` just now or earlier, or goes on with the last reply."""
         exchange = Exchange(self._page.reply(), asked=asked, resumed=resume)
@@ -225,7 +173,7 @@ class ChatLoop:
         if error is None:
             self._keep(exchange)
             return
-        if self._load_error():
+        if self._model.failure:
             self._without_reply(exchange)
             raise error
         if not isinstance(error, MlxpagedError):
@@ -245,11 +193,6 @@ class ChatLoop:
         self._conversation.take_back()
         return "your message was taken back"
 
-    def _load_error(self) -> BaseException | None:
-        """Why the model will never be there; None while that is open."""
-        loading = self._loading
-        return loading.exception() if loading and loading.done() and not loading.cancelled() else None
-
     def _warn(self, text: str) -> None:
         self.failed = True
         self._page.warn(text)
@@ -259,15 +202,15 @@ class ChatLoop:
 
     async def _hear(self, exchange: Exchange) -> None:
         """From the question to the last delta; `exchange` holds whatever came when this is cut short."""
-        exchange.card = card = await self._model(exchange.view)
+        exchange.card = card = await self._model.awaited(exchange.view)
         sampling = self._conversation.sampling(card.defaults)
         messages = self._conversation.messages(exchange.resumed)
         try:
-            exchange.reply = await self._opened.backend.start(messages, sampling)
+            exchange.reply = await self._model.backend().start(messages, sampling)
         except (Unreachable, Overloaded):  # the server ended or began anew since: wait for the one that answers now
-            self._begin_loading(self._opened.again)
-            exchange.card = card = await self._model(exchange.view)
-            exchange.reply = await self._opened.backend.start(messages, sampling)
+            self._model.begin_again()
+            exchange.card = card = await self._model.awaited(exchange.view)
+            exchange.reply = await self._model.backend().start(messages, sampling)
         exchange.draft = self._draft(exchange.resumed, card.name)
         async for delta in exchange.reply:
             exchange.last = delta
@@ -278,13 +221,6 @@ class ChatLoop:
                 exchange.view.feed(delta.text)
             elif delta.progress and not exchange.text:
                 exchange.view.status(progress_words(delta.progress))
-
-    async def _model(self, view: ReplyView) -> ModelCard:
-        assert self._loading
-        while not self._loading.done():
-            view.status(self._progress.in_words())
-            await asyncio.wait([self._loading], timeout=REDRAW_S)
-        return self._loading.result()
 
     def _draft(self, resumed: bool, model: str) -> ReplyDraft:
         going_on = self._conversation.to_continue() if resumed else None
