@@ -9,7 +9,7 @@ import numpy as np
 from .drawing import MIXERS, Wishes, log_least, mixed_bits
 
 BEST = 1024
-"""Top-p looks at so many best logits first; all are sorted only when their mass is below it."""
+"""Top-p looks at so many best logits first; all are sorted only when those hold less than top_p."""
 
 _FACTORS = [np.uint32(factor) for factor in MIXERS]
 
@@ -24,8 +24,11 @@ def host_draw(logits: mx.array, wishes: Wishes) -> mx.array:
 def _drawn(logits: np.ndarray, wishes: Wishes, index: int) -> int:
     """One id from logits [V], by the wishes of row `index`."""
     scaled, ids = logits / wishes.temperature[index], None
+    highest = scaled.max()
+    if np.isnan(highest):  # the forward overflowed; an id without a number is at least one that a grammar allows
+        return int(np.argmax(scaled))
     if wishes.min_p[index] > 0:
-        ids = np.flatnonzero(scaled >= scaled.max() + log_least(wishes.min_p[index]))
+        ids = np.flatnonzero(scaled >= highest + log_least(wishes.min_p[index]))
         scaled = scaled[ids]
     top_k, top_p = int(wishes.top_k[index]), float(wishes.top_p[index])
     if 0 < top_k < len(scaled) or top_p < 1:
@@ -33,8 +36,6 @@ def _drawn(logits: np.ndarray, wishes: Wishes, index: int) -> int:
         scaled, ids = scaled[stay], stay if ids is None else ids[stay]
     if ids is None:
         ids = np.arange(len(scaled))
-    if len(ids) == 0:  # the logits are no numbers
-        return 0
     return int(ids[np.argmax(scaled + host_gumbel(wishes.noise[index], ids))])
 
 

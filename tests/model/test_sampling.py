@@ -243,6 +243,16 @@ def test_logprobs_of_overflowed_logits_are_numbers() -> None:
     assert found[0].logprob == -9999 and all(value == -9999 for _, value in found[0].top)
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"min_p": 0.1, "top_p": 0.5}])
+def test_overflowed_logits_give_an_id_whatever_filters_them(filters) -> None:
+    params = [SamplingParams(temperature=0.7, seed=seed, **filters) for seed in range(3)]
+    logits = np.array([[np.nan] * 4, [0, 1, np.inf, 2], [-np.inf] * 4], np.float32)
+    drawn = sample(logits, params).token_ids.tolist()
+    assert drawn[0] == 0 and drawn[1] == 2 and 0 <= drawn[2] < 4
+    allowed = np.array([[False, False, True, True]])
+    assert sample(logits[:1], params[:1], sampler=Sampler(1, 4), allowed=allowed).token_ids.tolist() == [2]
+
+
 def test_end_ids_that_the_model_has_no_logit_for_hide_nothing(slope) -> None:
     rows, ends = [SamplingParams(min_tokens=9), SamplingParams()], frozenset({VOCAB, VOCAB + 1, 5 * VOCAB})
     assert sample(np.tile(slope, (2, 1)), rows, ends=ends).token_ids.tolist() == [0, 0]
