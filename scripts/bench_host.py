@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 Figures = dict[str, Any]
 
 STAGES = ("schedule", "gather", "graph", "dispatch", "wait", "commit", "deliver")
-WARM_STEPS = 12
 
 
 def main() -> int:
@@ -74,15 +73,14 @@ def bench(arguments: argparse.Namespace) -> Figures:
     loaded = models.load_model(arguments.model, bits, 0)
     stock = models.stock_twin(loaded.model)
     sampling = Sampling(arguments.temperature, arguments.top_p, 0)
-    new = arguments.steps + 2 * WARM_STEPS
     rows = []
     for batch in arguments.batch:
         lengths = models.Lengths(*arguments.context)
-        load = models.batch_load(lengths, batch, new, 0, loaded.config["vocab_size"], 0)
-        ours = Ours(loaded, batch, [load], sampling)
+        load = models.decoding_load(lengths, batch, arguments.steps, loaded.config["vocab_size"])
+        ours = Ours(loaded, batch, [load], sampling, models.DECODING_BUDGET)
         models.share_weights(stock, loaded.model)
         found = step_times(ours.core, load, sampling, arguments.steps)
-        context = round(sum(map(len, load.prompts)) / batch) + WARM_STEPS + arguments.steps // 2
+        context = round(sum(map(len, load.prompts)) / batch) + models.WARM_STEPS + arguments.steps // 2
         found["floor"] = {
             "forward": round(bare_forward_ms(stock, batch), 3),
             "attention": attention_ms(loaded, ours.core, batch, context),
@@ -103,6 +101,7 @@ def bench(arguments: argparse.Namespace) -> Figures:
 def step_times(core: EngineCore, load: Any, sampling: Any, steps: int) -> Figures:
     """Milliseconds a step of `steps` steps that only decode, by stage."""
     import numpy as np
+    from bench_models import WARM_STEPS
 
     from mlxpaged.sched.requests import Request
 

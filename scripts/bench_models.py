@@ -16,6 +16,7 @@ from bench_figures import Load
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models import llama
 
+from mlxpaged.config import BLOCK_SIZE
 from mlxpaged.model.loader import LoadedModel, load
 from mlxpaged.model.sources import resolve
 
@@ -138,6 +139,21 @@ def batch_load(lengths: Lengths, batch: int, new: int, shared_prefix: int, vocab
     prefix = rng.integers(0, vocab_size, shared_prefix).tolist()
     counts = lengths.draw(batch, rng)
     return Load([prefix + rng.integers(0, vocab_size, count).tolist() for count in counts], [new] * batch)
+
+
+WARM_STEPS = 12
+"""Steps that every row decodes before any is measured."""
+
+DECODING_BUDGET = 2048
+"""Tokens of an engine's step for which decoding_load() is made."""
+
+
+def decoding_load(lengths: Lengths, batch: int, steps: int, vocab_size: int) -> Load:
+    """Prompts as batch_load() draws them, and replies so long that all rows decode in each of `steps` steps after the
+    last prompt's row took its WARM_STEPS: a short prompt's reply begins while the others are still computed."""
+    load = batch_load(lengths, batch, 0, 0, vocab_size, 0)
+    prompt_steps = -(-load.num_prompt_tokens // max(DECODING_BUDGET - batch, BLOCK_SIZE))
+    return Load(load.prompts, [prompt_steps + steps + 2 * WARM_STEPS] * batch)
 
 
 CLASSIC = ((50, 200), (30, 20), (100, 500))

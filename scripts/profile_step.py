@@ -31,8 +31,8 @@ from mlxpaged.errors import ConfigError
 
 Figures = dict[str, Any]
 
-WARM_STEPS = 12
 LONGEST_NAME = 60
+"""Characters of a kernel's name in the table."""
 
 
 class KernelCall(NamedTuple):
@@ -79,18 +79,17 @@ def bench(arguments: argparse.Namespace) -> Figures:
     bits = arguments.bits or 16
     loaded = models.load_model(arguments.model, bits, 0)
     sampling = Sampling(arguments.temperature, arguments.top_p, 0)
-    new = arguments.steps + 3 * WARM_STEPS
     lengths = models.Lengths(*arguments.context)
-    load = models.batch_load(lengths, arguments.batch, new, 0, loaded.config["vocab_size"], 0)
-    core = Ours(loaded, arguments.batch, [load], sampling).core
-    for index, prompt in enumerate(load.prompts):
+    load = models.decoding_load(lengths, arguments.batch, arguments.steps, loaded.config["vocab_size"])
+    core = Ours(loaded, arguments.batch, [load], sampling, models.DECODING_BUDGET).core
+    for index, (prompt, new) in enumerate(zip(load.prompts, load.new, strict=True)):
         core.add(Request(index, np.asarray(prompt, np.int32), sampling.params(new, index)))
 
     def run(steps: int) -> None:
         for _ in range(steps):
             core.step(lambda events: None)
 
-    while any(live.generated < WARM_STEPS for live in core.scheduler.live()):
+    while any(live.generated < models.WARM_STEPS for live in core.scheduler.live()):
         run(1)
     calls = profiled(lambda: run(arguments.steps))
     return {"model": arguments.model, "bits": bits, "rows": arguments.batch, **step_figures(calls, arguments.steps)}
@@ -160,9 +159,20 @@ def idle_us(calls: Sequence[KernelCall]) -> float:
 
 
 def short_name(name: str) -> str:
-    """Without the return type, namespaces and arguments that a C++ name carries."""
-    bare = name.partition("(")[0].removeprefix("void ").replace("mlx::core::cu::", "").replace("custom_kernel_", "")
-    return bare if len(bare) <= LONGEST_NAME else f"{bare[: LONGEST_NAME - 3]}..."
+    """Without the return type, namespaces and arguments that a C++ name carries; template arguments stay, which tell
+    one kernel from another."""
+    for part in ("void ", "(anonymous namespace)::", "mlx::core::cu::", "custom_kernel_"):
+        name = name.replace(part, "")
+    depth = 0
+    for place, sign in enumerate(name):
+        depth += (sign == "<") - (sign == ">")
+        if sign == "(" and depth == 0:
+            return name[:place].rstrip()
+    return name
+
+
+def cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
 
 
 def table(report: Figures) -> str:
@@ -173,7 +183,7 @@ def table(report: Figures) -> str:
         f"{'us a step':>10} {'calls':>6} {'median':>8} {'most':>8}  kernel",
     ]
     lines += [
-        f"{one['us']:>10.1f} {one['calls']:>6.1f} {one['median']:>8.2f} {one['most']:>8.2f}  {one['name']}"
+        f"{one['us']:>10.1f} {one['calls']:>6.1f} {one['median']:>8.2f} {one['most']:>8.2f}  {cut(one['name'])}"
         for one in report["kernels"]
     ]
     return "\n".join(lines)
