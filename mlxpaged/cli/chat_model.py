@@ -46,12 +46,18 @@ class ChatModel:
         return await asyncio.shield(self._loading)
 
     async def awaited(self, view: ReplyView) -> ModelCard:
-        """The same, with the progress of the load shown in `view`."""
+        """The same, with the progress of the load shown in `view`; then says what there is to know of the model, so
+        that it stands above what that answers."""
         assert self._loading
-        while not self._loading.done():
-            view.status(self._progress.in_words())
-            await asyncio.wait([self._loading], timeout=REDRAW_S)
-        return self._loading.result()
+        try:
+            while not self._loading.done():
+                view.status(self._progress.in_words())
+                await asyncio.wait([self._loading], timeout=REDRAW_S)
+        finally:
+            view.finish()
+        card = self._loading.result()
+        self._page.say_kept()
+        return card
 
     @property
     def failure(self) -> BaseException | None:
@@ -66,15 +72,12 @@ class ChatModel:
         before, name_before = self._loading, self._told_name
         self._progress.done = False
         self._ask(lambda: self._opened.switch(name))
-        view = self._page.reply()
         try:
-            card = await self.awaited(view)
+            card = await self.awaited(self._page.reply())
         except BaseException:
             self._loading.cancel()
             self._loading = before
             raise
-        finally:
-            view.finish()
         before.cancel()  # where it still loads, nobody wants it any more
         if card.name == name_before:
             self._page.say(f"Still with {name_before}.")
@@ -85,26 +88,24 @@ class ChatModel:
 
     async def _load(self, ready: Callable[[], Awaitable[ModelCard]]) -> ModelCard:
         await self._keyboard.shown()
-        return await ready()
+        card = await ready()
+        self._tell(card)  # here, not once this is done: whoever finds it done finds the words too
+        return card
 
     def _loaded(self, loading: asyncio.Task[ModelCard]) -> None:
-        """Keeps what there is to know of the model; a failure ends the prompt that may be waiting."""
+        """Nothing is to be shown of the load any more; a failure ends the prompt that may be waiting."""
         self._progress.done = True
-        if loading.cancelled():
-            return
-        if error := loading.exception():
+        if not loading.cancelled() and (error := loading.exception()):
             self._keyboard.fail(error)
-            return
+
+    def _tell(self, card: ModelCard) -> None:
+        """Says where answers come from, who answers from now on, and what there is to know of it."""
         if self._opened.notice != self._told_notice and (self._opened.started or not self._page.quiet):
             self._told_notice = self._opened.notice
             self._page.later(self._opened.notice)
-        self._tell(loading.result())
-        self._keyboard.above(self._page.say_kept)
-
-    def _tell(self, card: ModelCard) -> None:
-        """Says who answers from now on, and what there is to know of it."""
         if card.name != self._told_name and not self._page.quiet:
             self._page.later(f"{'Now with' if self._told_name else 'Talking with'} {card.name}.")
             self._told_name = card.name
         for note in card.notes:
             self._page.later(note)
+        self._keyboard.above(self._page.say_kept)

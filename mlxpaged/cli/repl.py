@@ -93,6 +93,7 @@ class ChatLoop:
         try:
             with self._stoppable(task.cancel):
                 await asyncio.wait([task])
+            self._page.say_kept()  # of the model, which the command may have waited for
             if task.cancelled():
                 self._page.say("Stopped.")
             else:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxpaged.chat.servers import ServerRecord
 from mlxpaged.cli.typeahead import PASTE_S
 from tests.cli.conftest import SCRIPTED, Terminal
 
@@ -213,6 +214,24 @@ def test_the_prompt_is_there_before_the_model_and_a_message_waits_for_it(termina
     chat.until(READY)
     chat.type("/model scripted" + ENTER)
     chat.until("Still with scripted.")
+
+
+@pytest.mark.parametrize(("typed", "answer"), [("early", "You said: early"), ("/stats", "\nmodel")])
+def test_where_answers_come_from_is_said_above_the_first_one_also_to_who_asked_before_the_model_was_there(
+    terminal: Open, servers: Callable[[], list[ServerRecord]], tmp_path: Path, typed: str, answer: str
+) -> None:
+    pipe = tmp_path / "loads"
+    os.mkfifo(pipe)
+    terminal("chat", f"fifo:{pipe}", ATTACHES="1").until_true(lambda: bool(servers()))
+    chat = terminal("chat", f"fifo:{pipe}", ATTACHES="1")
+    chat.until(READY)
+    chat.type(typed + ENTER)
+    chat.until(f">>> {typed}")
+    pipe.write_bytes(b"go")
+    chat.until(answer)
+    shown = chat.until(READY)
+    places = [shown.index(text) for text in (f">>> {typed}", "Attached to", "Talking with", answer)]
+    assert places == sorted(places) and shown.count("Attached to") == 1
 
 
 def test_a_chat_says_which_model_answers(terminal: Open) -> None:
