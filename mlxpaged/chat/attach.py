@@ -104,7 +104,7 @@ class Attached:
             while not (await asyncio.wait({loading}, timeout=_TELL_S))[0]:
                 on_status(await self._awaited(name))
             await loading
-        except Overloaded:  # another load is under way there
+        except Overloaded:  # another load is under way there, or replies held this one up: `on_status` tells of it
             await asyncio.sleep(_POLL_S)
         except (ModelNotFound, UnsupportedModel, RequestError) as error:
             if isinstance(error, ModelNotFound) and (refused := self._path_refused(name)):

@@ -219,7 +219,7 @@ class LocalBackend:
     async def resident(self, name: str) -> AsyncIterator[None]:
         """Inside, the model called `name` (see `find`) is in memory and stays. It is loaded first where it is not:
         running replies finish before (see residency), and nothing is downloaded. Raises Overloaded while the first
-        load lasts, and what loading raises."""
+        load lasts and where running replies do not end in time, and what loading raises."""
         async with self._residency.of(self._own_name(name)):
             yield
 

@@ -4,7 +4,9 @@ model; loads nothing itself.
 A switch waits until nobody uses the resident model: until no request for it is being prepared and none of its replies
 runs. Meanwhile newcomers for that model are let in, for PATIENCE_S after the switch was asked for; whoever comes later
 waits for the switch, in order of arrival: nobody starves, and a prompt is never tokenised by one model and answered by
-another. Who leaves before the switch has begun takes the wish back.
+another. A reply may be very long, so a switch is waited for GIVE_UP_S at most: whoever asked is then told to try again,
+and those behind go on. A reply that runs is never cut off for a switch. Who leaves before the switch has begun takes
+the wish back.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """How long after a switch was asked for requests for the model in memory are still answered before it."""
 
+GIVE_UP_S = 300.0
+"""How long after it was asked for a switch gives up on replies that still run. The turn goes by arrival, so nobody
+behind it waits longer for replies either; the time that loading takes comes on top."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -35,8 +41,7 @@ class Waiting:
 
     def in_words(self) -> str:
         """One short phrase for a person."""
-        running = f"{self.replies} running {'reply' if self.replies == 1 else 'replies'}"
-        return f"{self.model or 'unloading'} waits for {running} of {self.resident}"
+        return f"{self.model or 'unloading'} waits for {_running(self.replies)} of {self.resident}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,11 @@ class _Wish:
     @property
     def is_patient(self) -> bool:
         return asyncio.get_running_loop().time() < self.asked + PATIENCE_S
+
+    def given_up(self, replies: int) -> Overloaded:
+        """What to tell whoever asked, where so many replies have not ended in time."""
+        undone = f"{self.model} was not loaded" if self.model else "nothing was unloaded"
+        return Overloaded(f"{undone}: {_running(replies)} did not end within {GIVE_UP_S:g} s; try again later")
 
 
 class Residency:
@@ -74,12 +84,12 @@ class Residency:
         """The switch that comes next and has not begun."""
         if self._wish is None or self._resident is None:
             return None
-        return Waiting(self._wish.model, self._resident, max(self._replies, self._preparing))
+        return Waiting(self._wish.model, self._resident, self._users)
 
     @asynccontextmanager
     async def of(self, name: str) -> AsyncIterator[None]:
         """Inside, the model `name` is in memory. A client that gives up while it is loaded leaves the load to those
-        behind it."""
+        behind it. Raises Overloaded where running replies of another do not end in time."""
         if self.switching or self._resident != name:
             await self._bring(name)
         self._count(preparing=1)  # nothing else has run since the model was found in memory
@@ -97,7 +107,8 @@ class Residency:
         self._count(replies=-1)
 
     async def unload(self, name: str) -> None:
-        """Give the model's memory back; nothing happens when it is not in memory."""
+        """Give the model's memory back; nothing happens when it is not in memory. Raises Overloaded where its running
+        replies do not end in time."""
         wish = _Wish(None, asyncio.get_running_loop().time())
         async with self._turn:
             await self._settled()
@@ -118,8 +129,12 @@ class Residency:
     async def _until_unused(self, wish: _Wish) -> None:
         self._wish = wish
         try:
-            while not self._unused.is_set():  # a newcomer may have been quicker than the waking
-                await self._unused.wait()
+            async with asyncio.timeout_at(wish.asked + GIVE_UP_S):
+                while not self._unused.is_set():  # a newcomer may have been quicker than the waking
+                    await self._unused.wait()
+        except TimeoutError:
+            if not self._unused.is_set():  # the last one may have ended in this very moment
+                raise wish.given_up(self._users) from None
         finally:
             self._wish = None
 
@@ -137,6 +152,11 @@ class Residency:
             self._unused.set()
 
     @property
+    def _users(self) -> int:
+        """The replies of the resident model that run or are about to; a request may have several."""
+        return max(self._replies, self._preparing)
+
+    @property
     def _resident(self) -> str | None:
         model = self._service.model
         return model.name if model else None
@@ -152,3 +172,7 @@ class Residency:
 
     async def _unload(self) -> None:
         await asyncio.wrap_future(self._service.unload())
+
+
+def _running(replies: int) -> str:
+    return f"{replies} running {'reply' if replies == 1 else 'replies'}"

@@ -64,7 +64,8 @@ Switch = Annotated[
     typer.Option(
         "--on-switch",
         envvar="MLXPAGED_ON_SWITCH",
-        help="A request for a model not in memory: wait for it, or retry (503 at once) [wait].",
+        help="A request for a model not in memory: wait for it (503 once running replies have held it up for five "
+        "minutes), or retry (503 at once) [wait].",
         show_default=False,
     ),
 ]

@@ -225,6 +225,41 @@ def test_a_switch_that_has_waited_for_long_enough_comes_before_whoever_asks_now(
     assert service.loads == [("org/other", False), ("scripted", False)]
 
 
+@pytest.mark.parametrize(
+    ("path", "stream", "undone"),
+    [
+        (CHAT, False, "org/other was not loaded"),
+        (CHAT, True, "org/other was not loaded"),
+        ("/v1/messages", True, "org/other was not loaded"),
+        ("/models/load", False, "org/other was not loaded"),
+        ("/models/unload", False, "nothing was unloaded"),
+    ],
+)
+def test_a_reply_that_does_not_end_holds_a_switch_up_for_a_time_only_and_is_not_cut_off(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool, undone: str
+) -> None:
+    service = one_long_reply()
+    server = serve(service, installed=("org/other",))
+    with ThreadPoolExecutor(1) as pool, server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        named = "scripted" if path == "/models/unload" else "org/other"
+        with monkeypatch.context() as patched:
+            patched.setattr(residency, "GIVE_UP_S", 0.0)
+            answer = server.http.post(path, json=hello(named, stream=stream, max_tokens=9))
+        told = f"{undone}: 1 running reply did not end within 0 s; try again later"
+        assert told in answer.text and "[DONE]" not in answer.text
+        if stream:  # its headers were out: one error event, no end mark
+            assert answer.status_code == 200 and "overloaded" in answer.text
+        else:
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert service.loads == [] and "waits" not in server.http.get("/health").json()
+        again = pool.submit(server.http.post, "/models/load", json=hello("org/other"))
+        wait_for(server, "waiting")
+        finished(service, first)
+        assert again.result(20).status_code == 200
+    assert service.loads == [("org/other", False)]
+
+
 @pytest.mark.parametrize("stays", [False, True])
 def test_a_client_that_leaves_before_the_load_began_takes_its_wish_back_unless_another_has_it_too(
     serve: Serve, stays: bool
