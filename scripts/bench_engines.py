@@ -105,8 +105,7 @@ class Ours:
                     case EndEvent(request_id, finish, error):
                         raise EngineError(f"request {request_id} ended early ({finish}): {error or 'no room'}")
 
-        for index, (prompt, new) in enumerate(zip(load.prompts, load.new, strict=True)):
-            core.add(Request(index, np.asarray(prompt, np.int32), self._sampling.params(new, index)))
+        self._add(load)
         while not core.idle:
             core.step(take)
             run.slots.note(*self._slots())
@@ -116,6 +115,22 @@ class Ours:
         run.above_weights_bytes = run.peak_memory_bytes - self._weights_bytes
         run.extra = {"cached_tokens": scheduler.cached_tokens - cached, "steps": run.steps}
         return run
+
+    def decode(self, load: Load, warm_steps: int) -> Callable[[int], None]:
+        """Runs `load` until each of its rows has decoded so many tokens. What is given back runs further steps."""
+        self._add(load)
+
+        def run(steps: int) -> None:
+            for _ in range(steps):
+                self.core.step(lambda events: None)
+
+        while any(live.generated < warm_steps for live in self.core.scheduler.live()):
+            run(1)
+        return run
+
+    def _add(self, load: Load) -> None:
+        for index, (prompt, new) in enumerate(zip(load.prompts, load.new, strict=True)):
+            self.core.add(Request(index, np.asarray(prompt, np.int32), self._sampling.params(new, index)))
 
     def _slots(self) -> tuple[float, int]:
         """(slots of blocks that rows hold, tokens of those rows whose K and V are committed)."""

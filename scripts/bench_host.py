@@ -28,6 +28,8 @@ from bench_flags import add_model_flags, at_least, length_range, report_of
 
 if TYPE_CHECKING:
     import mlx.nn as nn
+    from bench_engines import Ours
+    from bench_figures import Load
 
     from mlxpaged.engine.core import EngineCore
     from mlxpaged.model.loader import LoadedModel
@@ -79,7 +81,7 @@ def bench(arguments: argparse.Namespace) -> Figures:
         load = models.decoding_load(lengths, batch, arguments.steps, loaded.config["vocab_size"])
         ours = Ours(loaded, batch, [load], sampling, models.DECODING_BUDGET)
         models.share_weights(stock, loaded.model)
-        found = step_times(ours.core, load, sampling, arguments.steps)
+        found = step_times(ours, load, arguments.steps)
         context = round(sum(map(len, load.prompts)) / batch) + models.WARM_STEPS + arguments.steps // 2
         found["floor"] = {
             "forward": round(bare_forward_ms(stock, batch), 3),
@@ -98,28 +100,20 @@ def bench(arguments: argparse.Namespace) -> Figures:
     }
 
 
-def step_times(core: EngineCore, load: Any, sampling: Any, steps: int) -> Figures:
+def step_times(ours: Ours, load: Load, steps: int) -> Figures:
     """Milliseconds a step of `steps` steps that only decode, by stage."""
-    import numpy as np
     from bench_models import WARM_STEPS
 
-    from mlxpaged.sched.requests import Request
-
-    for index, (prompt, new) in enumerate(zip(load.prompts, load.new, strict=True)):
-        core.add(Request(index, np.asarray(prompt, np.int32), sampling.params(new, index)))
-    deliver: Callable[[Any], None] = lambda events: None  # noqa: E731
-    while any(live.generated < WARM_STEPS for live in core.scheduler.live()):
-        core.step(deliver)
+    core, run = ours.core, ours.decode(load, WARM_STEPS)
     spent = dict.fromkeys(STAGES, 0.0)
     with stages_timed(core, spent):
         began = time.perf_counter()
-        for _ in range(steps):
-            core.step(deliver)
+        run(steps)
         wall = time.perf_counter() - began
     for live in core.scheduler.live():
         core.cancel(live.request.request_id)
     while not core.idle:
-        core.step(deliver)
+        run(1)
     found = {name: round(seconds / steps * 1000, 3) for name, seconds in spent.items()}
     return {"step": round(wall / steps * 1000, 3), **found}
 

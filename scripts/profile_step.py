@@ -71,26 +71,15 @@ def bench(arguments: argparse.Namespace) -> Figures:
 
     import_mlx_lm("mlx_lm.generate")
     import bench_models as models
-    import numpy as np
     from bench_engines import Ours, Sampling
-
-    from mlxpaged.sched.requests import Request
 
     bits = arguments.bits or 16
     loaded = models.load_model(arguments.model, bits, 0)
     sampling = Sampling(arguments.temperature, arguments.top_p, 0)
     lengths = models.Lengths(*arguments.context)
     load = models.decoding_load(lengths, arguments.batch, arguments.steps, loaded.config["vocab_size"])
-    core = Ours(loaded, arguments.batch, [load], sampling, models.DECODING_BUDGET).core
-    for index, (prompt, new) in enumerate(zip(load.prompts, load.new, strict=True)):
-        core.add(Request(index, np.asarray(prompt, np.int32), sampling.params(new, index)))
-
-    def run(steps: int) -> None:
-        for _ in range(steps):
-            core.step(lambda events: None)
-
-    while any(live.generated < models.WARM_STEPS for live in core.scheduler.live()):
-        run(1)
+    ours = Ours(loaded, arguments.batch, [load], sampling, models.DECODING_BUDGET)
+    run = ours.decode(load, models.WARM_STEPS)
     calls = profiled(lambda: run(arguments.steps))
     return {"model": arguments.model, "bits": bits, "rows": arguments.batch, **step_figures(calls, arguments.steps)}
 

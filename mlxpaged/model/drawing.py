@@ -34,6 +34,9 @@ class Wishes:
         return cls(table.temperature[rows], table.min_p[rows], table.top_k[rows], table.top_p[rows], noise)
 
 
+MIXERS = (0x7FEB352D, 0x846CA68B)
+"""The factors of mixed_bits()."""
+
 Draw = Callable[[mx.array, Wishes], mx.array]
 """ids int32 [S] from logits float32 [S, V]: one a row."""
 
@@ -115,12 +118,9 @@ def gumbel(high: mx.array, low: mx.array, vocab: int) -> mx.array:
     return -mx.log(-mx.log1p(-uniform))
 
 
-MIXERS = (0x7FEB352D, 0x846CA68B)
-
-
 def mixed_bits(values: Any, factors: Sequence[Any]) -> Any:
-    """A 32-bit finaliser, by Chris Wellons' search for low bias, of uint32 values, mlx's or numpy's as the `factors`
-    are: MIXERS. Elementwise, so that a compiled graph makes one kernel of all the noise; MLX's own generator takes
+    """A 32-bit finaliser, by Chris Wellons' search for low bias, of uint32 values, mlx's or numpy's as the `factors`,
+    MIXERS, are. Elementwise, so that a compiled graph makes one kernel of all the noise; MLX's own generator takes
     0.4 ms for 32 rows of 128256 ids on an H200."""
     values = (values ^ (values >> 16)) * factors[0]
     values = (values ^ (values >> 15)) * factors[1]

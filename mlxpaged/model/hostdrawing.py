@@ -43,15 +43,11 @@ def _least_kept(scaled: np.ndarray, top_k: int, top_p: float) -> float:
     """The least of the logits that top-k, then top-p, let stay."""
     if 0 < top_k < len(scaled):
         largest = _largest(scaled, top_k)
-        if top_p >= 1:
-            return float(largest[-1])
-        return _least_reaching(largest, _log_sum(largest), top_p)
-    total, best = _log_sum(scaled), BEST
-    if best < len(scaled):
-        largest = _largest(scaled, best)
-        if np.exp(largest - total).sum() >= top_p:
-            return _least_reaching(largest, total, top_p)
-    return _least_reaching(np.sort(scaled)[::-1], total, top_p)
+        return _least_reaching(largest, _log_sum(largest), top_p) if top_p < 1 else float(largest[-1])
+    total, largest = _log_sum(scaled), _largest(scaled, min(BEST, len(scaled)))
+    if np.exp(largest - total).sum() < top_p:
+        largest = _largest(scaled, len(scaled))
+    return _least_reaching(largest, total, top_p)
 
 
 def _largest(scaled: np.ndarray, count: int) -> np.ndarray:

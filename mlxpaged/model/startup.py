@@ -23,8 +23,7 @@ class Startup:
 
 ATTENTION_PLANS = "MLX_CUDA_SDPA_CACHE_SIZE"
 """How many plans MLX keeps for fused attention on CUDA. One takes some 50 ms to make and a few kilobytes to keep; with
-MLX's own limit, prompts of mixed lengths push out each other's. (Its limit of elements in a graph of kernels stays: an
-H200 ran out of memory without it, and a K/V pool of 60 GB, counted whole at each kernel, cost no step anything.)"""
+MLX's own limit, prompts of mixed lengths push out each other's."""
 
 
 def before_mlx() -> Startup:
