@@ -1,6 +1,6 @@
 // Attention of a few query positions per row over K/V that lies scattered in blocks.
 //
-// Work split: one threadgroup per (kv head and pass, row, partition). The query vectors of a kv head (its G query heads
+// Work split: one threadgroup per (kv head and pass, row, partition): each row is divided evenly. The query vectors of a kv head (its G query heads
 // at each of Q positions) are taken HEADS at a time; the HEADS vectors of a pass share every read of K and V. The
 // SIMDGROUPS simdgroups stride the partition's tokens. Inside one, LANES lanes share a token and hold one chunk of 8
 // elements each, so SIMD_WIDTH / LANES tokens are read side by side, and TOKENS such rounds are in flight at once.
@@ -17,8 +17,8 @@
 //   lse          [R, Q, Hq, partitions] float  log2-sum-exp of its scores: the weight of the partition
 //   token_out    [8] uint32
 //
-// WINDOW > 0: a query sees the last WINDOW positions up to its own; partitions then count from the first position that
-// any query of the row sees. PARTITION: tokens in a partition, 0 for all. Loop bounds are the same for every lane of a
+// WINDOW > 0: a query sees the last WINDOW positions up to its own; what is divided begins at the first position that any
+// query of the row sees. Loop bounds are the same for every lane of a
 // simdgroup, as the shuffles need; lanes past the end read the last token again and hide its score. Vectors of a pool are
 // counted in 32 bits.
 
@@ -29,6 +29,7 @@ constexpr int CHUNKS = KEY_CHUNKS > VALUE_CHUNKS ? KEY_CHUNKS : VALUE_CHUNKS;
 constexpr int LANES = CHUNKS <= 4 ? 4 : CHUNKS <= 8 ? 8 : CHUNKS <= 16 ? 16 : 32;
 constexpr int SIDE_BY_SIDE = SIMD_WIDTH / LANES;
 constexpr int STEP = TOKENS * SIDE_BY_SIDE;  // tokens a simdgroup takes at once
+constexpr int ROUND_TOKENS = SIMDGROUPS * STEP;
 constexpr int WORDS = chunk_words<T>();
 constexpr int PASSES = (Q * G + HEADS - 1) / HEADS;
 
@@ -44,7 +45,7 @@ const uint kv_head = threadgroup_position_in_grid.x / PASSES;
 const int first_vector = int(threadgroup_position_in_grid.x % PASSES) * HEADS;
 const uint row = threadgroup_position_in_grid.y;
 const int partition = int(threadgroup_position_in_grid.z);
-const uint partitions = threadgroups_per_grid.z;
+const int partitions = int(threadgroups_per_grid.z);
 
 if (threadgroup_position_in_grid.x == 0 && row == 0 && partition == 0 && thread_id < 8) {
   token_out[thread_id] = token[thread_id] + 1u;
@@ -52,9 +53,23 @@ if (threadgroup_position_in_grid.x == 0 && row == 0 && partition == 0 && thread_
 
 const int context_len = context_lens[row];
 const int first = WINDOW > 0 ? max(context_len - Q + 1 - WINDOW, 0) : 0;
-const int begin = first + partition * PARTITION;
-const int end = PARTITION > 0 ? min(begin + PARTITION, context_len) : context_len;
+const int rounds = (context_len - first + partitions * ROUND_TOKENS - 1) / (partitions * ROUND_TOKENS);
+const int begin = first + partition * rounds * ROUND_TOKENS;
+const int end = min(begin + rounds * ROUND_TOKENS, context_len);
 const uint table = row * uint(tables_shape[1]);
+
+// A short row has partitions without tokens, whose answer needs no merge.
+if (partition > 0 && begin >= context_len) {
+  for (int e = thread_id; e < HEADS * DV; e += SIMDGROUPS * SIMD_WIDTH) {
+    const uint vector = first_vector + e / DV;
+    if (vector < Q * G) {
+      const uint at = (((row * Q + vector / G) * num_kv_heads + kv_head) * G + vector % G) * partitions + partition;
+      out[size_t(at) * DV + e % DV] = O(0.0f);
+      if (e % DV == 0) lse[at] = NOTHING;
+    }
+  }
+  return;
+}
 
 // read queries
 float query[HEADS][CHUNK];

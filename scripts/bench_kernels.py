@@ -29,7 +29,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxpaged.kernels.launch import Launcher, new_token, padded
-from mlxpaged.kernels.paged_decode import PARTITION, paged_decode
+from mlxpaged.kernels.paged_decode import paged_decode
 from scripts.check_kernels import make_launcher
 
 NUM_HEADS, NUM_KV_HEADS = 32, 8
@@ -85,7 +85,7 @@ class Bench:
         self._launch = launch
         self._chain = arguments.chain
         self._repeats = arguments.repeats
-        self._partition = arguments.partition
+        self._partitions = arguments.partitions
         self._copies: dict[int, float] = {}
 
     def paged(self, load: Load, pools: tuple[mx.array, mx.array], tables: np.ndarray) -> float:
@@ -103,7 +103,7 @@ class Bench:
                 max_context=max(load.lengths),
                 scale=load.width**-0.5,
                 window=load.window,
-                partition=self._partition,
+                partitions=self._partitions,
             )
 
         shape = (len(load.lengths), load.positions, NUM_HEADS, load.width)
@@ -225,7 +225,7 @@ def main() -> int:
     parser.add_argument("--launcher", metavar="MODULE:CLASS", help="another launcher (default: the GPU's)")
     parser.add_argument("--chain", type=int, default=32, metavar="N", help="calls in one graph (default: 32)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="chains timed after a first (default: 3)")
-    parser.add_argument("--partition", type=int, default=PARTITION, metavar="TOKENS", help=f"default: {PARTITION}")
+    parser.add_argument("--partitions", type=int, metavar="N", help="of each row (default: as the engine divides it)")
     parser.add_argument("--skip-peers", action="store_true", help="time paged_decode and the copy alone")
     parser.add_argument("--peer-bytes", type=int, default=4 << 30, metavar="BYTES", help="no peers above these K and V")
     arguments = parser.parse_args()

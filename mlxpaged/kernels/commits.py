@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from .encoder import EncoderLimits
+from .partitions import num_partitions
 
-PARTITION = 1024
-"""Context from which a row's attention takes a second kernel, ours and MLX's alike."""
+STOCK_PARTITION = 1024
+"""Tokens of a row for each partition of MLX's attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def paged_step(shape: ModelShape, rows: int, context: int, pool_tokens: int) -> 
         rotated = (f"{layer}.q.rotated", rows * shape.heads * shape.width)
         given = (*_projected(shape, layer, rows), ("rotations", rows * shape.width), ("slots", rows))
         yield Operation((*pools, *given, rotated, (f"{layer}.token", 8)))
-        yield from _attention(shape, layer, rows, context, pools)
+        yield from _attention(shape, layer, rows, num_partitions(rows, shape.kv_heads, context), pools)
         yield from _rest_of_layer(shape, layer, rows)
     yield from _head(shape, rows)
 
@@ -75,7 +76,7 @@ def stock_step(shape: ModelShape, rows: int, context: int) -> Iterator[Operation
             yield Operation((array, ("positions", rows)))
         for cache, new in zip(caches, projected[1:], strict=True):
             yield Operation((cache, new))
-        yield from _attention(shape, layer, rows, context, caches)
+        yield from _attention(shape, layer, rows, -(-context // STOCK_PARTITION), caches)
         yield from _rest_of_layer(shape, layer, rows)
     yield from _head(shape, rows)
 
@@ -94,12 +95,12 @@ def _projected(shape: ModelShape, layer: int, rows: int) -> tuple[tuple[str, int
 
 
 def _attention(
-    shape: ModelShape, layer: int, rows: int, context: int, stored: tuple[tuple[str, int], ...]
+    shape: ModelShape, layer: int, rows: int, partitions: int, stored: tuple[tuple[str, int], ...]
 ) -> Iterator[Operation]:
     out = (f"{layer}.attended", rows * shape.heads * shape.width)
     yield Operation((*stored, (f"{layer}.q.out", out[1]), out, ("tables", rows), (f"{layer}.token", 8)))
-    if context > PARTITION:
-        yield Operation(((f"{layer}.parts", out[1] * (-(-context // PARTITION))), out))
+    if partitions > 1:  # a second kernel merges them
+        yield Operation(((f"{layer}.parts", out[1] * partitions), out))
 
 
 def _rest_of_layer(shape: ModelShape, layer: int, rows: int) -> Iterator[Operation]:

@@ -10,9 +10,7 @@ import numpy as np
 
 from ..errors import LayoutError
 from .launch import SIMD_WIDTH, Launcher, floats, kernel_spec, require_metadata, require_pools
-
-PARTITION = 1024
-"""Tokens that one threadgroup walks at most, where a row has more."""
+from .partitions import num_partitions
 
 MAX_HEADS = 8
 """Query vectors that share one read of K and V: more would not fit a thread's registers."""
@@ -44,7 +42,7 @@ def paged_decode(
     window: int | None = None,
     softcap: float | None = None,
     sinks: mx.array | None = None,
-    partition: int = PARTITION,
+    partitions: int | None = None,
     heads_first: bool = False,
 ) -> tuple[mx.array, mx.array]:
     """Attention of queries [R, Q, Hq, DK] over the pools [num_blocks, block_size, Hkv, width], each row's queries at
@@ -54,8 +52,8 @@ def paged_decode(
     context_lens: int32 [>= R], positions that count, the queries' own included; a row of 0 gives zeros, and so does a
     query before position 0. max_context: no context_len is larger. window: a query sees that many positions up to its
     own. softcap: scores become softcap * tanh(score / softcap). sinks: [Hq], a logit per query head that takes weight
-    and gives no value. partition: a multiple of block_size. heads_first: out is [R, Hq, Q, DV], which for
-    one position is the same memory. Raises LayoutError.
+    and gives no value. partitions: each row is divided into so many (None: as num_partitions() says). heads_first: out
+    is [R, Hq, Q, DV], which for one position is the same memory. Raises LayoutError.
     """
     require_pools(key_pool, value_pool)
     num_rows, num_positions, num_heads, key_width = queries.shape
@@ -78,8 +76,10 @@ def paged_decode(
     # Shaped as they are wanted: a view costs a small model's host a microsecond a layer.
     num_vectors = num_rows * num_positions * num_heads
     shape = (num_rows, num_heads, 1, value_width) if heads_first else (*queries.shape[:3], value_width)
-    partitions = num_partitions(max_context, num_positions, window, partition)
     passes = math.ceil(num_positions * group / MAX_HEADS)
+    if partitions is None:
+        seen = max_context if window is None else min(max_context, window + num_positions - 1)
+        partitions = num_partitions(num_rows, num_kv_heads * passes, seen)
     out, lse, token_out = launch(
         SPEC,
         [
@@ -102,7 +102,6 @@ def paged_decode(
             ("HEADS", math.ceil(num_positions * group / passes)),
             ("BLOCK_SIZE", block_size),
             ("WINDOW", window or 0),
-            ("PARTITION", 0 if partitions == 1 else partition),
             ("SIMDGROUPS", SIMDGROUPS),
             ("SINKS", sinks is not None),
             ("SOFTCAP", bool(softcap)),
@@ -137,12 +136,6 @@ def paged_decode_reduce(
         dtypes=[dtype],
     )
     return out
-
-
-def num_partitions(max_context: int, num_positions: int, window: int | None, partition: int) -> int:
-    """Partitions that cover what the longest row's queries see together; at least 1."""
-    seen = max_context if window is None else min(max_context, window + num_positions - 1)
-    return max(1, math.ceil(seen / partition))
 
 
 def paged_decode_reference(

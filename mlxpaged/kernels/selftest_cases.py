@@ -16,7 +16,8 @@ from .block_copy import block_copy, block_copy_reference
 from .kv_gather import kv_gather, kv_gather_reference, run_slots
 from .kv_write import kv_write, kv_write_reference
 from .launch import Launcher, new_token, padded
-from .paged_decode import PARTITION, paged_decode, paged_decode_reference
+from .paged_decode import paged_decode, paged_decode_reference
+from .partitions import MOST_TOKENS, WHOLE_TOKENS
 from .question import SelfTestCase, float64, relative_error
 from .rope_write import pairs, rope_write, rotate_reference
 from .template import DTYPES, TOLERANCES, KernelTemplate
@@ -26,7 +27,7 @@ from .template import DTYPES, TOLERANCES, KernelTemplate
 class Extent:
     """How much is asked. `order_kernels`: kernels of the lazy graph that tests the order, enough for several command
     buffers on every device. `positions`: query positions a row may have, one in decoding, a power of two in short
-    chunks. `longest`: the longest context tried; beyond PARTITION a second kernel merges partitions."""
+    chunks. `longest`: the longest context tried; beyond MOST_TOKENS a second kernel merges partitions."""
 
     order_kernels: int = 480
     positions: tuple[int, ...] = (1, 2, 4, 8, 16)
@@ -65,13 +66,13 @@ def _bind(run: Callable[..., float], template: KernelTemplate, *rest: object) ->
 
 
 def _lengths(template: KernelTemplate, longest: int) -> list[tuple[int, ...]]:
-    """Contexts of the rows: ragged and empty ones that one partition holds, and one that takes several. Both reach
-    beyond the window where it is short enough."""
+    """Contexts of the rows: ragged and empty ones that one partition holds, and one that takes several. One of them
+    reaches beyond the window."""
     window = template.window or 0
-    short = (17, 0, 1, max(90, min(window, PARTITION) + 7) if window < PARTITION else 90)
-    long = min(max(PARTITION, window) + 37, longest)
-    takes_several = long > PARTITION and (not window or window > PARTITION)
-    return [short, (long, 33)] if takes_several else [short]
+    if 0 < window < WHOLE_TOKENS - 16:  # one partition holds what is seen of any context
+        return [(17, 0, 1, max(90, window + 7))]
+    short, long = (17, 0, 1, 90), min(max(MOST_TOKENS, window) + 37, longest)
+    return [short, (long, 33)] if long > MOST_TOKENS else [short]
 
 
 def _read_back(launch: Launcher, template: KernelTemplate, rng: np.random.Generator) -> float:

@@ -7,10 +7,9 @@ Rows added to fill a bucket are empty: they write to the null block and attend t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Literal
 
 import mlx.core as mx
@@ -19,8 +18,9 @@ import numpy as np
 
 from ..config import BLOCK_SIZE
 from ..kernels.launch import SMALLEST_DEVICE_INPUT
-from ..kernels.paged_decode import PARTITION
+from ..kernels.partitions import MOST_TOKENS
 from .attention import AttentionStep
+from .devicetables import DeviceTables, with_changes
 from .fusedstep import FusedStep
 from .inputs import StepInputs
 from .kernelpool import KernelPool
@@ -61,7 +61,8 @@ class DecodeGraphs:
         self._step = FusedStep if kind == "fused" else AttentionStep
         if kind == "fused":
             install_rotations(model)
-        self._graphs: dict[Key, Callable[..., tuple[mx.array, mx.array]]] = {}
+        self._graphs: dict[Key, Callable[..., tuple[mx.array, ...]]] = {}
+        self._tables = DeviceTables()
 
     def serves(self, inputs: StepInputs) -> bool:
         """Whether the step has a graph: only decode entries, few enough, and attended to by kernels."""
@@ -74,6 +75,11 @@ class DecodeGraphs:
         """Forget every graph, and with them the pool's arrays: graphs and this object hold each other, so they would
         stay until Python looks for cycles."""
         self._graphs.clear()
+        self._tables.reset()
+
+    def reset(self) -> None:
+        """After a failed step: nothing that hangs on it is read again."""
+        self._tables.reset()
 
     def __call__(self, inputs: StepInputs, ids: mx.array) -> mx.array:
         """Logits [rows, vocabulary] of the step, whose input ids are `ids` (int32 [rows]), lazily."""
@@ -85,19 +91,23 @@ class DecodeGraphs:
         self._graphs[key] = graph  # the last one used comes last
         if len(self._graphs) > MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        logits, self._pool.token = graph(self._pool.token, ids, mx.array(_sent(inputs, key)))
+        tables = _tables(inputs, key)
+        changes, before = self._tables.changes(tables, _most_changes(rows))
+        sent = mx.array(_sent(inputs, changes, key))
+        logits, self._pool.token, *after = graph(self._pool.token, ids, sent, *before)
+        self._tables.keep(tables, after)
         return logits[: inputs.num_decode]
 
-    def _tracer(self, key: Key) -> Callable[..., tuple[mx.array, mx.array]]:
+    def _tracer(self, key: Key) -> Callable[..., tuple[mx.array, ...]]:
         rows, shapes = key
 
-        def trace(token: mx.array, ids: mx.array, sent: mx.array) -> tuple[mx.array, mx.array]:
-            offset, slots, decode = _received(sent, key)
+        def trace(token: mx.array, ids: mx.array, sent: mx.array, *tables: mx.array) -> tuple[mx.array, ...]:
+            offset, slots, decode = _received(sent, tables, key)
             before, self._pool.token = self._pool.token, token
             step = self._step(self._pool, rows, decode, [()] * len(shapes), offset, slots)
             try:
                 logits = self._model(ids[:, None], cache=step.layers())[:, 0]
-                return logits, self._pool.token
+                return logits, self._pool.token, *(group.full_tables for group in decode)
             finally:  # what stands in for a token while a graph is traced is none
                 self._pool.token = before
 
@@ -106,44 +116,64 @@ class DecodeGraphs:
 
 def _key(inputs: StepInputs) -> Key:
     widths = [group.block_ids.shape[1] for group in inputs.decode]
-    contexts = [_whole_partitions(group.max_context, width) for group, width in zip(inputs.decode, widths, strict=True)]
+    longest = [_rounded(group.max_context, width) for group, width in zip(inputs.decode, widths, strict=True)]
     rows = next(bucket for bucket in BUCKETS if bucket >= inputs.num_decode)
-    return rows, tuple(zip(widths, contexts, strict=True))
+    return rows, tuple(zip(widths, longest, strict=True))
 
 
-def _whole_partitions(context: int, width: int) -> int:
-    """The longest context that takes as many partitions, so that a graph lasts for many steps."""
-    return min(-(-context // PARTITION) * PARTITION, width * BLOCK_SIZE)
+def _rounded(context: int, width: int) -> int:
+    """So that a graph lasts for many steps: it decides only into how many partitions rows are divided."""
+    return min(-(-context // MOST_TOKENS) * MOST_TOKENS, width * BLOCK_SIZE)
 
 
-def _layout(key: Key) -> list[tuple[int, ...]]:
-    """Shapes of what the host sends to a step, in order: positions; per KV group slots, tables, context lengths."""
+def _tables(inputs: StepInputs, key: Key) -> list[np.ndarray]:
+    """Block tables by KV group, with empty rows up to the bucket and to what a kernel takes."""
+    rows, _ = key
+    tables = []
+    for group in inputs.decode:
+        width = group.block_ids.shape[1]
+        table = np.zeros((max(rows, -(-SMALLEST_DEVICE_INPUT // width)), width), np.int32)
+        table[: inputs.num_decode] = group.block_ids
+        tables.append(table)
+    return tables
+
+
+def _most_changes(rows: int) -> int:
+    """Each row takes a block and, behind a window, gives one back; a step whose rows are others is sent whole."""
+    return max(2 * rows, SMALLEST_DEVICE_INPUT)
+
+
+def _layout(key: Key) -> list[int]:
+    """Elements of what the host sends to a step, in order: positions; per KV group slots, context lengths, the places
+    of its table that have changed, and what they hold."""
     rows, shapes = key
     most = max(rows, SMALLEST_DEVICE_INPUT)
-    tables = [(max(rows, -(-SMALLEST_DEVICE_INPUT // width)), width) for width, _ in shapes]
-    return [(most,), *(shape for table in tables for shape in ((most,), table, (most,)))]
+    return [most, *[most, most, _most_changes(rows), _most_changes(rows)] * len(shapes)]
 
 
-def _sent(inputs: StepInputs, key: Key) -> np.ndarray:
-    """All of it in one piece, int32; 0 where no row is: the null block. On CUDA a kernel that is the first to read what
-    the host wrote waits for the page, some 130 us, so that every array sent for itself costs a step as much."""
+def _sent(inputs: StepInputs, changes: Sequence[np.ndarray], key: Key) -> np.ndarray:
+    """All of it in one piece; 0 where no row is: the null block. On CUDA a kernel that is the first to read what the
+    host wrote waits for the page, so that arrays sent each for itself cost a step as many waits. int64, which the
+    device makes int32 of: its own memory, for the host writes the next step's numbers into the same page meanwhile."""
     arrays = [inputs.positions]
-    for slots, group in zip(inputs.slots, inputs.decode, strict=True):
-        arrays += [slots, group.block_ids, group.positions + 1]
-    shapes = _layout(key)
-    sent, begin = np.zeros(sum(map(math.prod, shapes)), np.int32), 0
-    for shape, array in zip(shapes, arrays, strict=True):
-        sent[begin : begin + array.size] = array.reshape(-1)
-        begin += math.prod(shape)
+    for slots, group, (places, values) in zip(inputs.slots, inputs.decode, changes, strict=True):
+        arrays += [slots, group.positions + 1, places, values]
+    layout = _layout(key)
+    sent = np.zeros(sum(layout), np.int64)
+    for begin, array in zip(accumulate(layout, initial=0), arrays, strict=False):
+        sent[begin : begin + len(array)] = array
     return sent
 
 
-def _received(sent: mx.array, key: Key) -> tuple[mx.array, list[mx.array], list[BucketRows]]:
-    """Positions [rows], then slots and decode entries of each KV group."""
+def _received(
+    sent: mx.array, tables: Sequence[mx.array], key: Key
+) -> tuple[mx.array, list[mx.array], list[BucketRows]]:
+    """Positions [rows], then slots and decode entries of each KV group, `tables` brought up to date."""
     rows, shapes = key
-    layout = _layout(key)
-    ends = accumulate(map(math.prod, layout), initial=0)
-    parts = [sent[begin:end].reshape(shape) for (begin, end), shape in zip(pairwise(ends), layout, strict=True)]
-    groups = [parts[at : at + 3] for at in range(1, len(parts), 3)]
-    decode = [BucketRows(tables, lens, context) for (_, tables, lens), (_, context) in zip(groups, shapes, strict=True)]
-    return parts[0][:rows], [slots for slots, _, _ in groups], decode
+    positions, *parts = mx.split(sent.astype(mx.int32), list(accumulate(_layout(key)))[:-1])
+    groups = [parts[at : at + 4] for at in range(0, len(parts), 4)]
+    decode = [
+        BucketRows(with_changes(table, places, values), lens, context)
+        for (_, lens, places, values), table, (_, context) in zip(groups, tables, shapes, strict=True)
+    ]
+    return positions[:rows], [slots for slots, *_ in groups], decode

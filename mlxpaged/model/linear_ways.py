@@ -26,10 +26,10 @@ from .linears import LinearWays, Skinny
 _DENSE_ABOVE = 65
 """On an H200 (MLX 0.32.4) 32 rows times 4096 x 4096 in 4 bits take 26 us packed, 64 us unpacked."""
 
-_LARGE = 20_000_000
-"""Elements of a dense weight that are cuBLAS's for more than 16 rows. On an H200 it is faster at most sizes: 32 rows
-times 28672 x 4096 take it 58 us and skinny_matmul 81, times 4096 x 4096 14 and 16. But each of its products costs MLX's
-host more, and some of those for small weights have MLX instantiate a graph anew at every step."""
+_MANY = 4096
+"""Outputs of a dense weight from which it is cuBLAS's for more than 16 rows. On an H200 it is faster at most sizes: 32
+rows times 28672 x 4096 take it 58 us and skinny_matmul 81, times 4096 x 4096 14 and 17. But each of its products costs
+MLX's host more, and some of those for few outputs have MLX instantiate a graph anew at every step."""
 
 Say = Callable[[str], None]
 
@@ -51,7 +51,7 @@ def linear_ways(model: nn.Module, path: AttentionPath, warn: Say) -> LinearWays 
 
 
 def _on_h200(rows: int, outputs: int, width: int, bits: int, group_size: int) -> bool:
-    return bits > 0 or rows <= 16 or outputs * width <= _LARGE
+    return bits > 0 or rows <= 16 or outputs < _MANY
 
 
 def _works(launch: Launcher, weights: dict[Product, list[Weight]], left: str, warn: Say) -> bool:

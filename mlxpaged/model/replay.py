@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..config import BLOCK_SIZE
-from ..kernels.paged_decode import PARTITION
+from ..kernels.partitions import MOST_TOKENS
 from ..sched.allocator import GroupSpec
 from ..sched.requests import Chunk, StepPlan
 from ..sched.table import RequestTable
@@ -33,7 +33,7 @@ BLOCKS = 2 + _ROWS
 """What each group of the pool needs: the null block, one that all rows read as their past, and each row's own."""
 
 _STEPS = 3  # the first makes the graph, the others replay it
-_CONTEXTS = (BLOCK_SIZE, PARTITION)  # in one partition, and in two, which a second kernel merges
+_CONTEXTS = (BLOCK_SIZE, MOST_TOKENS)  # in one partition, and in several, which a second kernel merges
 _AGREES = 3e-2
 
 _NONE = np.zeros(0, np.int32)
@@ -84,7 +84,7 @@ def find_replay(
 def _error(model: nn.Module, context_len: int, pool: KernelPool, linears: LinearWays | None, kind: Graphs) -> float:
     """The largest difference, relative to the largest logit."""
     groups = [GroupSpec(count, window) for count, window in zip(pool.num_blocks, pool.spec.windows, strict=True)]
-    table = RequestTable(_ROWS, PARTITION + BLOCK_SIZE, len(groups))
+    table = RequestTable(_ROWS, MOST_TOKENS + BLOCK_SIZE, len(groups))
     table.reserve(table.context_len)
     for block_ids in table.block_ids:
         block_ids[:] = 1

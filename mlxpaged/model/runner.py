@@ -164,6 +164,8 @@ class ModelRunner:
         the device raises where there is no room for a pool any more."""
         self._last_tokens.reset()
         self._sampler.reset()
+        if self._graphs is not None:
+            self._graphs.reset()
         try:
             mx.synchronize()
             mx.eval(self.pool.pending())

@@ -41,7 +41,7 @@ def rope(
     return rope_write(launch, keys, values, new, new, new, turns, slots, token, dims=64, traditional=False)[1]
 
 
-def run_steps(launch: RecordingLauncher, between: Chain = lambda token: token, split: int = 1024) -> mx.array:
+def run_steps(launch: RecordingLauncher, between: Chain = lambda token: token, partitions: int = 1) -> mx.array:
     """Copy, write, rotate, decode, gather for LAYERS x STEPS; `between` sees the token wherever it changes hands."""
     pools = [(mx.zeros((4, 16, 2, 64)), mx.zeros((4, 16, 2, 64))) for _ in range(LAYERS)]
     new, queries = mx.zeros((1, 2, 64)), mx.zeros((1, 1, 4, 64))
@@ -53,7 +53,7 @@ def run_steps(launch: RecordingLauncher, between: Chain = lambda token: token, s
             token = between(block_copy(launch, *pool, copies, token))
             token = between(kv_write(launch, *pool, new, new, slots, token))
             token = between(rope(launch, *pool, turns, slots, token))
-            options = {"max_context": 40, "scale": 1.0, "partition": split}
+            options = {"max_context": 40, "scale": 1.0, "partitions": partitions}
             token = between(paged_decode(launch, queries, *pool, tables, lengths, token, **options)[1])
             token = between(kv_gather(launch, *pool, slots, 1, token)[2])
     return token
@@ -67,7 +67,7 @@ def test_a_whole_chain_passes() -> None:
 
 def test_the_reduce_touches_no_pool_and_needs_no_token() -> None:
     launch = RecordingLauncher(shapes_only)
-    run_steps(launch, split=16)
+    run_steps(launch, partitions=3)
     assert launch.calls.count("paged_decode_reduce") == LAYERS * STEPS
 
 

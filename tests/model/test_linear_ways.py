@@ -58,15 +58,15 @@ def test_layers_that_are_alike_are_one_product() -> None:
     assert {id(one) for (one,) in weights} == {id(layer["weight"]) for layer in layers.layers} and len(weights) == 3
 
 
-def test_on_cuda_few_rows_of_packed_or_small_weights_take_our_kernel() -> None:
+def test_on_cuda_few_rows_of_packed_or_narrow_weights_take_our_kernel() -> None:
     require_tools()
     warned: list[str] = []
     ways = linear_ways(model_of(), path_on("cuda", EmulatorLauncher(passes=(FORWARD,))), warned.append)
     assert ways is not None and ways.skinny is not None and not warned
     assert ways.join and ways.dense_above
     faster = ways.skinny.faster
-    assert faster(32, 4096, 4096, 0, 0) and faster(16, 28672, 4096, 0, 0) and faster(32, 28672, 4096, 4, 64)
-    assert not faster(32, 28672, 4096, 0, 0)
+    assert faster(32, 2048, 8192, 0, 0) and faster(16, 28672, 4096, 0, 0) and faster(32, 28672, 4096, 4, 64)
+    assert not faster(32, 28672, 4096, 0, 0) and not faster(32, 4096, 4096, 0, 0)
 
 
 def test_a_kernel_that_fails_is_not_used_and_that_is_said() -> None:

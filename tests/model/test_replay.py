@@ -60,9 +60,10 @@ def frozen(graph: Graph) -> Graph:
 def without_its_tables(graph: Graph) -> Graph:
     """A graph whose reads find the null block: as if they had come before the step's own writes."""
 
-    def call(token: mx.array, ids: mx.array, sent: mx.array) -> tuple[mx.array, mx.array]:
-        rows = len(ids)  # as many positions and slots come first, as many lengths last
-        return graph(token, ids, mx.concatenate([sent[: 2 * rows], mx.zeros_like(sent[3 * rows :]), sent[-rows:]]))
+    def call(token: mx.array, ids: mx.array, sent: mx.array, *tables: mx.array) -> tuple[mx.array, ...]:
+        changes = 2 * len(ids)  # what so many places of the table hold now comes last
+        sent = mx.concatenate([sent[:-changes], mx.zeros_like(sent[-changes:])])
+        return graph(token, ids, sent, *map(mx.zeros_like, tables))
 
     return call
 
@@ -116,7 +117,7 @@ def test_a_kernel_that_failed_its_self_test_is_in_no_graph(monkeypatch, tmp_path
     assert verdict("llama") == Replay("fused")  # is remembered
     path = AttentionPath(EmulatorLauncher(passes=(FORWARD,)), PathChoice(), Device("metal", "X"), "told to")
     model, config = tiny_model("llama")
-    path = replace(path, rope_write=False)
+    path = replace(path, spared=frozenset({"rope_write"}))
     found = serving.replay(loaded(model, config), probe(model), path, None)
     assert found == Replay("plain", "it failed its self-test")
     finding = examine._decode_steps(found)
