@@ -13,7 +13,7 @@ from ..config import Attention
 from ..errors import ConfigError
 from .launch import CudaLauncher, Launcher, MetalLauncher
 from .records import Record, read_record, record_path, write_record
-from .selftest import OnProgress, SelfTestReport, run_selftest
+from .selftest import DISPENSABLE, OnProgress, SelfTestReport, run_selftest
 from .template import KernelTemplate
 from .timing import PathChoice, time_decode
 
@@ -45,14 +45,14 @@ class Device:
 class AttentionPath:
     """How a pool is read and written: by kernels through `launcher`, which `choice` may prefer or not size by size, or
     (None) by plain MLX operations. `why` says what decided it; `warning` is set when kernels were wanted and failed.
-    `rope_write`: whether decode graphs may rotate with that kernel."""
+    `spared`: kernels that failed and that something else stands in for."""
 
     launcher: Launcher | None
     choice: PathChoice
     device: Device
     why: str
     warning: str | None = None
-    rope_write: bool = True
+    spared: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -92,7 +92,7 @@ def choose_path(
     """The path for a pool whose layers are `templates`. Must come before the pool is made: timing needs room.
 
     "auto" takes the kernels on a GPU where they pass their self-test, per size where they are faster. "kernel" insists:
-    ConfigError where they cannot serve. "plain" asks nothing. Where rope_write alone fails, the others serve.
+    ConfigError where they cannot serve. "plain" asks nothing. Where only DISPENSABLE ones fail, the others serve.
     `on_progress` gets a line when the test is slow.
     """
     trial = trial or Trial.here()
@@ -110,13 +110,14 @@ def choose_path(
     if failure or record is None:
         warning = None if reason else f"the GPU kernels are not used on {trial.device.name}: {failure}"
         return _plain(trial.device, failure or "there is nothing to attend to", warning)
-    rope = record.selftest.rope_failure
-    warning = f"decode steps do without rope_write on {trial.device.name}: {rope}" if rope else None
+    failed = record.selftest.spared
+    lines = [f"{DISPENSABLE[kernel]} on {trial.device.name}: {line}" for kernel, line in failed.items()]
+    warning, spared = "; ".join(lines) or None, frozenset(failed)
     if mode == "kernel":
-        return AttentionPath(trial.launcher, PathChoice(), trial.device, "--attention kernel", warning, not rope)
+        return AttentionPath(trial.launcher, PathChoice(), trial.device, "--attention kernel", warning, spared)
     passed = sum(result.ok for result in record.selftest.results)
     why = f"{passed} self-test cases passed on {trial.device.name}"
-    return AttentionPath(trial.launcher, record.choice, trial.device, why, warning, not rope)
+    return AttentionPath(trial.launcher, record.choice, trial.device, why, warning, spared)
 
 
 def _plain(device: Device, why: str, warning: str | None = None) -> AttentionPath:
@@ -146,6 +147,6 @@ def _record(
         return Record(report, PathChoice())
     mx.clear_cache()
     record = Record(report, choice)
-    if report.rope_failure is None:
+    if not report.spared:
         write_record(path, record)
     return record

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from .. import __version__
 from ..paths import cache_dir
-from . import block_copy, kv_gather, kv_write, paged_decode, rope_write
+from . import block_copy, draw, kv_gather, kv_write, paged_decode, rope_write
 from .launch import metal_text
 from .question import CaseResult
 from .selftest import SelfTestReport
@@ -31,6 +31,8 @@ SPECS = (
     kv_gather.SPEC,
     paged_decode.SPEC,
     paged_decode.REDUCE_SPEC,
+    draw.PARTS_SPEC,
+    draw.SPEC,
 )
 
 
@@ -52,7 +54,7 @@ class Record:
         """Raises TypeError, ValueError or KeyError for anything but what to_json gives."""
         report = SelfTestReport(tuple(CaseResult(**result) for result in value["selftest"]))
         times = tuple(BucketTime(**time) for time in value["times"])
-        if not report.results or report.failure or report.rope_failure:  # compares the numbers, so they are numbers
+        if not report.results or report.failure or report.spared:  # compares the numbers, so they are numbers
             raise ValueError("only a passed test is kept")
         for time in times:
             if min(time.rows, time.context) < 1 or not min(time.kernel_s, time.gather_s) >= 0:

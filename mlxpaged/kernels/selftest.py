@@ -13,7 +13,11 @@ from .template import KernelTemplate
 
 _SLOW_S = 1.0
 
-_DISPENSABLE = "rope_write"  # decode graphs can do without it; a pool cannot do without any other
+DISPENSABLE = {
+    "rope_write": "decode steps do without rope_write",
+    "draw": "tokens are drawn by MLX's own operations",
+}
+"""Kernels that something else can stand in for, and what is said of it. A pool cannot do without any other."""
 
 OnProgress = Callable[[str], None]
 
@@ -27,12 +31,13 @@ class SelfTestReport:
     @property
     def failure(self) -> str | None:
         """The first failure of the kernels that a pool needs, in one line; None when all passed."""
-        return next((result.line for result in self._failed() if result.kernel != _DISPENSABLE), None)
+        return next((result.line for result in self._failed() if result.kernel not in DISPENSABLE), None)
 
     @property
-    def rope_failure(self) -> str | None:
-        """The same for rope_write."""
-        return next((result.line for result in self._failed() if result.kernel == _DISPENSABLE), None)
+    def spared(self) -> dict[str, str]:
+        """Of the other kernels, those that failed, each with its first failure in one line."""
+        lines = {result.kernel: result.line for result in reversed(self._failed())}
+        return {kernel: lines[kernel] for kernel in DISPENSABLE if kernel in lines}
 
     def _failed(self) -> list[CaseResult]:
         return [result for result in self.results if not result.ok]
@@ -47,8 +52,8 @@ def run_selftest(
     extent: Extent = FULL,
     clock: Callable[[], float] = time.monotonic,
 ) -> SelfTestReport:
-    """Ask every case of `templates`; stop at the first `failure` (one of rope_write is none) unless `every_case`. Never
-    raises for what a kernel does. `on_progress` gets one line once the test has taken longer than a second."""
+    """Ask every case of `templates`; stop at the first `failure` unless `every_case`. Never raises for what a kernel
+    does. `on_progress` gets one line once the test has taken longer than a second."""
     cases = list(selftest_cases(templates, extent))
     results: list[CaseResult] = []
     started, said = clock(), on_progress is None
@@ -58,6 +63,6 @@ def run_selftest(
             assert on_progress is not None
             on_progress(f"testing the GPU kernels, case {index + 1} of {len(cases)}; the result is kept")
         results.append(ask(case, launch))
-        if not results[-1].ok and not every_case and case.kernel != _DISPENSABLE:
+        if not results[-1].ok and not every_case and case.kernel not in DISPENSABLE:
             break
     return SelfTestReport(tuple(results))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..config import BLOCK_SIZE
 from .block_copy import block_copy, block_copy_reference
+from .draw import OFF, draw, draw_reference, packed_wishes
 from .kv_gather import kv_gather, kv_gather_reference, run_slots
 from .kv_write import kv_write, kv_write_reference
 from .launch import Launcher, new_token, padded
@@ -36,6 +37,8 @@ class Extent:
 
 FULL = Extent()
 
+_DRAWN_ROWS = 128
+
 
 def selftest_cases(templates: Sequence[KernelTemplate], extent: Extent = FULL) -> Iterator[SelfTestCase]:
     """The cases in order: cheap and telling ones first, those of rope_write last, for what it may leave behind."""
@@ -53,6 +56,8 @@ def selftest_cases(templates: Sequence[KernelTemplate], extent: Extent = FULL) -
                 name = f"{template.name} Q{positions} contexts {','.join(map(str, lengths))}"
                 run = _bind(_decode, template, positions, lengths)
                 yield SelfTestCase("paged_decode", name, TOLERANCES[template.dtype], run)
+    for vocab in (1000, 4096 + 904):
+        yield SelfTestCase("draw", f"{vocab} logits", 0.0, _seeded(_draw, vocab))
     for template in templates:
         for dims, traditional in ((template.key_width, False), (template.key_width // 2, True)):
             name = f"{template.name} {dims} rotated{' traditionally' * traditional}"
@@ -63,6 +68,26 @@ def selftest_cases(templates: Sequence[KernelTemplate], extent: Extent = FULL) -
 def _bind(run: Callable[..., float], template: KernelTemplate, *rest: object) -> Callable[[Launcher], float]:
     seed = zlib.crc32(f"{run.__name__} {template.name} {rest}".encode())
     return lambda launch: run(launch, template, np.random.default_rng(seed), *rest)
+
+
+def _seeded(run: Callable[..., float], size: int) -> Callable[[Launcher], float]:
+    return lambda launch: run(launch, np.random.default_rng(size), size)
+
+
+def _draw(launch: Launcher, rng: np.random.Generator, vocab: int) -> float:
+    """The share of rows that get another id than they should: without a filter, by each of min-p, top-p and top-k alone
+    and by every few together, so narrow that many a best one does not stay; half of them among logits that are equal
+    to others."""
+    rows = np.arange(_DRAWN_ROWS)
+    least = np.where(rows & 1, np.log(0.2), -1e30)
+    top_p = np.where(rows & 2, rng.choice([0.5, 0.8, 1e-6], len(rows)), OFF)
+    top_k = np.where(rows & 4, rng.choice([1, 3, 6, 40], len(rows)), vocab)
+    logits = 2 * rng.standard_normal((len(rows), vocab), np.float32)
+    logits[rows & 8 > 0] = np.round(logits[rows & 8 > 0])
+    noise = rng.integers(0, 1 << 32, (len(rows), 2), np.uint32)
+    wishes = packed_wishes(rng.uniform(0.3, 1.5, len(rows)), least, top_p, top_k, noise)
+    drawn = draw(launch, mx.array(logits), mx.array(wishes))
+    return float((np.array(drawn) != draw_reference(logits, wishes)).mean())
 
 
 def _lengths(template: KernelTemplate, longest: int) -> list[tuple[int, ...]]:

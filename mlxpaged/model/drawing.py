@@ -1,16 +1,18 @@
 """From logits to drawn ids: temperature, min-p, top-k, top-p, then the argmax of logits + Gumbel noise over what stays.
-Owns the noise and a GPU's way of drawing; hostdrawing.py has a CPU's. Knows nothing of rows, steps or penalties."""
+Owns a GPU's two ways of drawing; hostdrawing.py has a CPU's. Knows nothing of rows, steps or penalties."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from ..kernels.draw import OFF, draw, packed_wishes
+from ..kernels.launch import Launcher
+from ..kernels.noise import MIXERS, mixed_bits
 from ..sched.table import RequestTable
 
 HIDDEN = -1e30
@@ -34,30 +36,44 @@ class Wishes:
         return cls(table.temperature[rows], table.min_p[rows], table.top_k[rows], table.top_p[rows], noise)
 
 
-MIXERS = (0x7FEB352D, 0x846CA68B)
-"""The factors of mixed_bits()."""
-
 Draw = Callable[[mx.array, Wishes], mx.array]
 """ids int32 [S] from logits float32 [S, V]: one a row."""
 
 
-class DeviceDraw:
-    """All logits are sorted, in compiled graphs: MLX's partition is a sort on a GPU, a look at the mass of the best
-    would wait for the device, and each of some 40 small operations costs the host a start."""
+class KernelDraw:
+    """By our own kernels, which sort nothing."""
+
+    def __init__(self, launch: Launcher) -> None:
+        self._launch = launch
+
+    def __call__(self, logits: mx.array, wishes: Wishes) -> mx.array:
+        """See Draw. Lazy."""
+        k, p = _limits(wishes, logits.shape[-1])
+        least = np.where(wishes.min_p > 0, log_least(wishes.min_p), HIDDEN)
+        return draw(self._launch, logits, mx.array(packed_wishes(wishes.temperature, least, p, k, wishes.noise)))
+
+
+class PlainDraw:
+    """Where those do not serve. All logits are sorted, in compiled graphs: MLX's partition is a sort on a GPU, a look
+    at the mass of the best would wait for the device, and each of some 40 small operations costs the host a start."""
 
     def __init__(self) -> None:
         self._graphs: dict[tuple[bool, bool], Callable[..., mx.array]] = {}
 
     def __call__(self, logits: mx.array, wishes: Wishes) -> mx.array:
         """See Draw. Lazy."""
-        vocab = logits.shape[-1]
         cut = (wishes.top_k > 0) | (wishes.top_p < 1)
-        k = np.where(wishes.top_k > 0, np.minimum(wishes.top_k, vocab), vocab).astype(np.int32)
-        p = np.where(wishes.top_p < 1, wishes.top_p, 2).astype(np.float32)  # 2: no sum of shares reaches it
+        k, p = _limits(wishes, logits.shape[-1])
         uses = (bool(np.any(wishes.min_p > 0)), bool(np.any(cut)))
         if uses not in self._graphs:
             self._graphs[uses] = mx.compile(partial(_drawn, *uses))
         return self._graphs[uses](logits, mx.array(_sent(wishes, k, p)))
+
+
+def _limits(wishes: Wishes, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """k int32 [S] and p float32 [S], as if every row had wished both."""
+    k = np.where(wishes.top_k > 0, np.minimum(wishes.top_k, vocab_size), vocab_size).astype(np.int32)
+    return k, np.where(wishes.top_p < 1, wishes.top_p, OFF).astype(np.float32)
 
 
 def _sent(wishes: Wishes, k: np.ndarray, p: np.ndarray) -> np.ndarray:
@@ -110,21 +126,12 @@ def noise_keys(seeds: np.ndarray, choices: np.ndarray, positions: np.ndarray) ->
 
 
 def gumbel(high: mx.array, low: mx.array, vocab: int) -> mx.array:
-    """Gumbel noise [S, V] from noise_keys' columns, each uint32 [S, 1]: a hash of key and id."""
+    """Gumbel noise [S, V] from noise_keys' columns, each uint32 [S, 1]: a hash of key and id. Elementwise, so that a
+    compiled graph makes one kernel of it; MLX's own generator takes 0.4 ms for 32 rows of 128256 ids on an H200."""
     factors = [mx.array(factor, mx.uint32) for factor in MIXERS]
     bits = mixed_bits(mixed_bits(mx.arange(vocab, dtype=mx.uint32)[None] ^ high, factors) + low, factors)
-    # Exponential before it is Gumbel: a float resolves the small values, which become the large noise, best near 0.
     uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     return -mx.log(-mx.log1p(-uniform))
-
-
-def mixed_bits(values: Any, factors: Sequence[Any]) -> Any:
-    """A 32-bit finaliser, by Chris Wellons' search for low bias, of uint32 values, mlx's or numpy's as the `factors`,
-    MIXERS, are. Elementwise, so that a compiled graph makes one kernel of all the noise; MLX's own generator takes
-    0.4 ms for 32 rows of 128256 ids on an H200."""
-    values = (values ^ (values >> 16)) * factors[0]
-    values = (values ^ (values >> 15)) * factors[1]
-    return values ^ (values >> 16)
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

@@ -6,12 +6,11 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from .drawing import MIXERS, Wishes, log_least, mixed_bits
+from ..kernels.noise import host_gumbel
+from .drawing import Wishes, log_least
 
 BEST = 1024
 """Top-p looks at so many best logits first; all are sorted only when those hold less than top_p."""
-
-_FACTORS = [np.uint32(factor) for factor in MIXERS]
 
 
 def host_draw(logits: mx.array, wishes: Wishes) -> mx.array:
@@ -66,10 +65,3 @@ def _least_reaching(largest: np.ndarray, total: np.float32, top_p: float) -> flo
     kept = np.cumsum(share) - share < top_p
     kept[0] = True
     return float(largest[kept].min())
-
-
-def host_gumbel(key: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """drawing.gumbel() for `ids` [N] of one row, whose noise_keys are `key` [2]: float32 [N]."""
-    bits = mixed_bits(mixed_bits(ids.astype(np.uint32) ^ key[0], _FACTORS) + key[1], _FACTORS)
-    uniform = np.minimum((bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), np.float32(1 - 2.0**-24))
-    return -np.log(-np.log1p(-uniform))

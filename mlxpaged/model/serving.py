@@ -19,7 +19,7 @@ from .activations import measured
 from .attention_path import attention_path
 from .check import differs_from_stock
 from .compiled import Graphs
-from .drawing import DeviceDraw, Draw
+from .drawing import Draw, KernelDraw, PlainDraw
 from .estimate import cut_context, groups_of, need_of, on_gpu, step_budget, wish_of
 from .hostdrawing import host_draw
 from .kernelpool import KernelPool
@@ -99,8 +99,8 @@ def _paged(loaded: LoadedModel, spec: KVSpec, config: EngineConfig, context_len:
     need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, spec)
     plan = plan_memory(machine(), need, wish_of(config, paged=True))
     start = _start(config, plan)
-    sampler = Sampler(num_rows, spec.vocab_size, _draw())
     path = attention_path(spec, config.attention, log.warning)
+    sampler = Sampler(num_rows, spec.vocab_size, draw_of(path))
     linears = linear_ways(loaded.model, path, log.warning)
     groups = tuple(GroupSpec(count, window) for count, window in zip(start, spec.windows, strict=True))
     runner = ModelRunner(
@@ -160,7 +160,9 @@ def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: Line
         assert isinstance(pool, KernelPool)
         return pool
 
-    return find_replay(loaded.model, loaded.config, loaded.context_len, small_pool, linears, path.rope_write)
+    return find_replay(
+        loaded.model, loaded.config, loaded.context_len, small_pool, linears, "rope_write" not in path.spared
+    )
 
 
 def _graphs(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: LinearWays | None) -> Graphs | None:
@@ -180,8 +182,11 @@ def make_pool(spec: KVSpec, num_blocks: Sequence[int], path: AttentionPath) -> K
     return KernelPool(spec, num_blocks, path.launcher, path.choice.use_kernel, rounded)
 
 
-def _draw() -> Draw:
-    return DeviceDraw() if on_gpu() else host_draw
+def draw_of(path: AttentionPath | None) -> Draw:
+    """How tokens are drawn beside `path`; None: beside no pool."""
+    if path is not None and path.launcher is not None and "draw" not in path.spared:
+        return KernelDraw(path.launcher)
+    return PlainDraw() if on_gpu() else host_draw
 
 
 def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str) -> Served:
@@ -189,7 +194,7 @@ def _solo(loaded: LoadedModel, config: EngineConfig, context_len: int, note: str
     need = need_of(loaded.name, loaded.model, loaded.config, loaded.weights_bytes, loaded.context_len, None)
     limit_mlx(plan_memory(machine(), need, wish_of(config, paged=False)).cache_bytes)
     vocab_size = int(loaded.model(mx.zeros((1, 1), mx.int32)).shape[-1])
-    runner = SoloRunner(loaded.model, Sampler(1, vocab_size, _draw()))
+    runner = SoloRunner(loaded.model, Sampler(1, vocab_size, draw_of(None)))
     groups = (GroupSpec(blocks_for(context_len) + 1),)
     return Served(
         runner,

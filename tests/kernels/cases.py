@@ -22,6 +22,7 @@ from mlxpaged.kernels.launch import Launcher, new_token, padded
 from mlxpaged.kernels.paged_decode import paged_decode, paged_decode_reference
 from mlxpaged.kernels.rope_write import pairs, rope_write, rotate_reference
 from mlxpaged.kernels.skinny_matmul import DENSE, PACKED, skinny_matmul
+from tests.kernels.draw_cases import draw_cases
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 TOLERANCES = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
@@ -41,7 +42,7 @@ class Case(Protocol):
 
 @dataclass(frozen=True)
 class DecodeCase:
-    """paged_decode, with its reduce when a row has more than `partition` tokens to see. `lengths`: one row each.
+    """paged_decode, with its reduce where there are several partitions. `lengths`: one row each.
     `shared`: rows share their first block, as requests with one prefix do."""
 
     dtype: str = "float32"
@@ -54,14 +55,14 @@ class DecodeCase:
     window: int | None = None
     sinks: bool = False
     softcap: float | None = None
-    partition: int = 1024
+    partitions: int = 1
     shared: bool = False
 
     @property
     def name(self) -> str:
         lengths = ",".join(map(str, self.lengths))
         parts = [f"decode {self.dtype} {self.widths[0]}/{self.widths[1]} G{self.group} Q{self.positions}"]
-        parts += [f"block {self.block_size} split {self.partition} rows {len(self.lengths)} [{lengths}]"]
+        parts += [f"block {self.block_size} in {self.partitions} rows {len(self.lengths)} [{lengths}]"]
         parts += [f"window {self.window}"] * bool(self.window) + [f"cap {self.softcap}"] * bool(self.softcap)
         return " ".join([*parts, *["sinks"] * self.sinks, *["shared"] * self.shared])
 
@@ -88,7 +89,7 @@ class DecodeCase:
             new_token(),
             max_context=max(self.lengths),
             sinks=sinks,
-            partition=self.partition,
+            partitions=self.partitions,
             **attention,
         )
         expected = paged_decode_reference(
@@ -410,7 +411,7 @@ PAIRED: dict[str, tuple] = {
     "window": (None, 1, 33, 100),
     "sinks": (False, True),
     "softcap": (None, 30.0),
-    "partition": (64, 128, 1024),
+    "partitions": (1, 2, 4),
     "shared": (False, True),
     "lengths": ((17, 200), (129, 0, 64), (1, 15, 16, 150)),
 }
@@ -420,10 +421,10 @@ def base_cases() -> Iterator[DecodeCase]:
     """Every length alone, every row count ragged, empty rows, partitions of several sizes: for the three bases."""
     for base in BASES:
         for length in LENGTHS:
-            yield replace(base, lengths=(length,), partition=512 if length > 512 else 1024)
+            yield replace(base, lengths=(length,), partitions=-(-length // 512))
         for rows in (1, 7, 8, 9):
             yield replace(base, lengths=RAGGED[-rows:])
-            yield replace(base, lengths=RAGGED[-rows:], partition=64, shared=True)
+            yield replace(base, lengths=RAGGED[-rows:], partitions=8, shared=True)
         yield replace(base, lengths=(0, 0, 0))
 
 
@@ -480,4 +481,4 @@ def skinny_cases() -> Iterator[SkinnyCase]:
 
 def all_cases() -> list[Case]:
     """The whole grid."""
-    return [OrderCase(), *move_cases(), *rope_cases(), *skinny_cases(), *base_cases(), *paired_cases()]
+    return [OrderCase(), *move_cases(), *rope_cases(), *skinny_cases(), *draw_cases(), *base_cases(), *paired_cases()]

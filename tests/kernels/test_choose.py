@@ -148,16 +148,23 @@ def test_a_mismatch_falls_back_for_the_whole_pool_with_one_line_and_is_tried_aga
 
 
 @pytest.mark.parametrize("mode", ["auto", "kernel"])
-def test_where_only_rope_write_fails_the_others_serve_and_it_is_tried_again(mode: choose.Attention) -> None:
-    lab = Lab(replace(FAILED, kernel="rope_write"))
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        ("rope_write", "decode steps do without rope_write on Apple M4 Max"),
+        ("draw", "tokens are drawn by MLX's own operations on Apple M4 Max"),
+    ],
+)
+def test_where_only_a_dispensable_kernel_fails_the_others_serve_and_it_is_tried_again(
+    kernel: str, said: str, mode: choose.Attention
+) -> None:
+    lab = Lab(replace(FAILED, kernel=kernel))
     path = lab.choose(mode)
-    assert path.launcher is launch and not path.rope_write
-    assert path.warning == (
-        "decode steps do without rope_write on Apple M4 Max: rope_write on some case: error 2.5e-01, allowed 1.6e-02"
-    )
+    assert path.launcher is launch and path.spared == {kernel}
+    assert path.warning == f"{said}: {kernel} on some case: error 2.5e-01, allowed 1.6e-02"
     lab.result = PASSED
     path = lab.choose(mode)
-    assert path.launcher is launch and path.rope_write and path.warning is None
+    assert path.launcher is launch and not path.spared and path.warning is None
 
 
 def test_kernel_insists_and_says_what_works_where_it_cannot() -> None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlxpaged.kernels.launch import KernelSpec, Launcher
-from mlxpaged.kernels.paged_decode import PARTITION
+from mlxpaged.kernels.partitions import MOST_TOKENS
 from mlxpaged.kernels.selftest import run_selftest
 from mlxpaged.kernels.selftest_cases import Extent, selftest_cases
 from mlxpaged.kernels.template import KernelTemplate
@@ -51,9 +51,9 @@ def failure_on(launch: Launcher, *templates: KernelTemplate) -> str | None:
 def test_sound_kernels_pass_for_every_template() -> None:
     report = run_selftest(EmulatorLauncher(passes=(FORWARD,)), [PLAIN, WINDOWED], extent=QUICK, every_case=True)
     assert report.failure is None
-    kernels = {"kv_write", "rope_write", "block_copy", "kv_gather", "paged_decode"}
+    kernels = {"kv_write", "rope_write", "block_copy", "kv_gather", "paged_decode", "draw"}
     assert {result.kernel for result in report.results} == kernels
-    assert len(report.results) == 2 * (1 + 1 + 2 + 1 + 1 + 2)
+    assert len(report.results) == 2 * (1 + 1 + 2 + 1 + 1 + 2) + 2
 
 
 def test_a_wrong_slot_is_named_with_kernel_and_case() -> None:
@@ -68,8 +68,8 @@ def test_a_false_rotation_is_caught_in_either_kind() -> None:
         fault = f"({kind} ? -1.0f : 1.0f) * {turned}"
         launch = Patched("rope_write", lambda text, fault=fault: text.replace(turned, fault))
         report = run_selftest(launch, [PLAIN], extent=QUICK)
-        line = report.rope_failure
-        assert line is not None and line.startswith(f"rope_write on float32 2x2 heads 32/32 {case}: error "), line
+        line = report.spared["rope_write"]
+        assert line.startswith(f"rope_write on float32 2x2 heads 32/32 {case}: error "), line
         assert report.failure is None and sum(not result.ok for result in report.results) == 1
 
 
@@ -80,10 +80,23 @@ def test_what_rope_write_does_speaks_against_no_other_kernel() -> None:
         return EmulatorLauncher(passes=(FORWARD,))(spec, *arguments, **how)
 
     report = run_selftest(broken, [PLAIN], extent=QUICK)
-    assert report.failure is None and [result.ok for result in report.results] == [True] * 6 + [False] * 2
-    assert report.rope_failure == (
-        "rope_write failed on float32 2x2 heads 32/32 32 rotated: RuntimeError: no such type"
-    )
+    assert report.failure is None and [result.ok for result in report.results] == [True] * 8 + [False] * 2
+    assert report.spared == {
+        "rope_write": "rope_write failed on float32 2x2 heads 32/32 32 rotated: RuntimeError: no such type"
+    }
+
+
+def test_a_false_draw_is_caught_and_speaks_against_no_other_kernel() -> None:
+    for kernel, text, fault in (
+        ("draw_parts", "* inverse + gumbel", "* inverse - gumbel"),
+        ("draw", "count < top_k", "count <= top_k"),
+        ("draw", "weight < most", "weight < 0.9f * most"),
+        ("draw", "inverse >= least;", "inverse >= least - 0.1f;"),
+    ):
+        launch = Patched(kernel, lambda source, text=text, fault=fault: source.replace(text, fault))
+        report = run_selftest(launch, [PLAIN], extent=QUICK)
+        assert report.failure is None and list(report.spared) == ["draw"], (kernel, text)
+        assert report.spared["draw"].startswith("draw on ")
 
 
 def test_a_wrong_number_of_copied_slots_is_caught() -> None:
@@ -131,12 +144,12 @@ def test_a_nan_and_an_exception_are_failures_in_one_line() -> None:
     )
     assert len(report.results) == 1
     everything = run_selftest(broken, [PLAIN], extent=QUICK, every_case=True)
-    assert len(everything.results) == 8 and not any(result.ok for result in everything.results)
+    assert len(everything.results) == 10 and not any(result.ok for result in everything.results)
 
 
 def test_a_slow_test_says_so_once() -> None:
     def ticks() -> Iterator[float]:
-        yield from (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2)
+        yield from (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2, 3.6, 4.0)
 
     said: list[str] = []
     times = ticks()
@@ -145,14 +158,14 @@ def test_a_slow_test_says_so_once() -> None:
         raise RuntimeError("no")
 
     run_selftest(broken, [PLAIN], extent=QUICK, every_case=True, on_progress=said.append, clock=lambda: next(times))
-    assert said == ["testing the GPU kernels, case 3 of 8; the result is kept"]
+    assert said == ["testing the GPU kernels, case 3 of 10; the result is kept"]
 
 
-def test_the_full_extent_reaches_beyond_partition_and_window() -> None:
+def test_the_full_extent_reaches_beyond_a_partition_and_the_window() -> None:
     def longest(window: int | None) -> int:
         cases = selftest_cases([replace(PLAIN, window=window)])
         contexts = [case.name.rpartition("contexts ")[2].split(",") for case in cases if case.kernel == "paged_decode"]
         return max(int(context) for row in contexts for context in row)
 
-    assert longest(None) == PARTITION + 37
-    assert [longest(window) for window in (24, 128, 1024, 2048, 4096, 32768)] == [90, 135, 90, 2085, 4133, 4133]
+    assert longest(None) == MOST_TOKENS + 37
+    assert [longest(window) for window in (24, 128, 1024, 2048, 4096, 32768)] == [90, 135, 1061, 2085, 4133, 4133]

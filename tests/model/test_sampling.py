@@ -6,13 +6,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxpaged.model.drawing import HIDDEN, DeviceDraw, Wishes, gumbel, noise_keys
-from mlxpaged.model.hostdrawing import host_draw, host_gumbel
+from mlxpaged.kernels.noise import host_gumbel
+from mlxpaged.model.drawing import HIDDEN, KernelDraw, PlainDraw, Wishes, gumbel, noise_keys
+from mlxpaged.model.hostdrawing import host_draw
 from mlxpaged.model.sampling import Sampler
 from mlxpaged.sched.requests import Request, SamplingParams, StepPlan
 from mlxpaged.sched.table import RequestTable
+from tests.emulator import EmulatorLauncher
+from tests.emulator.machine import FORWARD
 
 VOCAB = 50
+
+DRAWS = (host_draw, PlainDraw(), KernelDraw(EmulatorLauncher(passes=(FORWARD,))))
 
 
 def sample(
@@ -34,10 +39,10 @@ def sample(
         assert row == index
     positions = np.array([len((prompts or [[0]] * rows)[i]) - 1 for i in range(rows)], np.int32) + position
     plan = StepPlan(0, np.arange(rows, dtype=np.int32), positions, np.zeros(rows, bool))
-    samplers = [sampler] if sampler else [Sampler(rows, logits.shape[-1], draw) for draw in (host_draw, DeviceDraw())]
+    samplers = [sampler] if sampler else [Sampler(rows, logits.shape[-1], draw) for draw in DRAWS]
     given = (mx.array(logits, mx.float32), plan, table, None if allowed is None else mx.array(allowed))
     drawn = [sampler(*given) for sampler in samplers]
-    # A GPU's way of drawing, all logits sorted in a compiled graph, gives the same ids.
+    # A GPU's ways, our kernels and sorted logits in a compiled graph, give the same ids.
     assert all(np.array_equal(np.array(one.tokens), np.array(drawn[0].tokens)) for one in drawn)
     asked = table.logprobs[plan.decode_rows]
     return drawn[0].result(asked[asked >= 0])
@@ -110,8 +115,8 @@ def test_a_cpu_draws_as_a_gpu_does_whatever_is_asked_for() -> None:
     )
     logits = rng.standard_normal((rows, 3000)).astype(np.float32) * rng.uniform(0.1, 6, (rows, 1)).astype(np.float32)
     logits[::7, :2990] = HIDDEN  # as a grammar leaves them
-    drawn = [np.array(draw(mx.array(logits), wishes)) for draw in (host_draw, DeviceDraw())]
-    assert (drawn[0] != drawn[1]).sum() <= 1  # at a share that equals top-p but for its last bits
+    host, *others = (np.array(draw(mx.array(logits), wishes)) for draw in DRAWS)
+    assert all((host != other).sum() <= 1 for other in others)  # at a share that equals top-p but for its last bits
 
 
 def test_the_noise_of_some_ids_is_theirs_among_all() -> None:

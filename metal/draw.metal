@@ -1,0 +1,157 @@
+// The second half of a draw: the best of logits + noise among the tokens that min-p, top-k and top-p let stay, in that
+// order, without a sorted list. Whether a token stays is known by how many lie above it and what they weigh, which one
+// look at the row tells; the same look finds the best of those above it, the next to be asked where it does not.
+//
+// Work split: one threadgroup per row; its threads stride the row.
+//
+//   logits  [rows, V] float
+//   wishes  [rows, WISHES] uint32
+//   weights [rows, slices, 2] float  of draw_parts, as are scores and ids
+//   scores  [rows, slices] float
+//   ids     [rows, slices] int32
+//   drawn   [rows] int32
+
+constexpr int THREADS = SIMDGROUPS * SIMD_WIDTH;
+
+const int thread_id = int(thread_index_in_threadgroup);
+const int simdgroup = thread_id / SIMD_WIDTH;
+const bool speaks = thread_id % SIMD_WIDTH == 0;
+const uint row = threadgroup_position_in_grid.x;
+const int slices = int(ids_shape[1]);
+const int vocab = int(logits_shape[1]);
+const size_t base = size_t(row) * size_t(vocab);
+const float inverse = 1.0f / as_type<float>(wishes[row * WISHES + TEMPERATURE]);
+const float least = as_type<float>(wishes[row * WISHES + LEAST]);
+const float top_p = as_type<float>(wishes[row * WISHES + TOP_P]);
+const int top_k = int(wishes[row * WISHES + TOP_K]);
+const uint high = wishes[row * WISHES + NOISE_HIGH];
+const uint low = wishes[row * WISHES + NOISE_LOW];
+
+threadgroup float shared_weight[2 * SIMDGROUPS];
+threadgroup int shared_count[3 * SIMDGROUPS];
+threadgroup float shared_score[SIMDGROUPS];
+threadgroup int shared_id[SIMDGROUPS];
+
+// merge the slices: few, so that every thread does it for itself
+float maximum = NOTHING;
+Best best = {LOWEST, 0};
+for (int s = 0; s < slices; s++) {
+  const size_t at = size_t(row) * size_t(slices) + s;
+  maximum = max(maximum, weights[2 * at]);
+  keep_best(best, scores[at], ids[at]);
+}
+float total = 0.0f;
+for (int s = 0; s < slices; s++) {
+  const size_t at = size_t(row) * size_t(slices) + s;
+  total += weights[2 * at + 1] * fast::exp2((weights[2 * at] - maximum) * inverse * LOG2_E);
+}
+
+const bool by_least = least > NOTHING;
+const bool by_count = top_k < vocab;
+const bool by_weight = top_p <= 1.0f;
+
+// Top-p takes what min-p and top-k let stay for all there is.
+if (by_weight && (by_least || by_count)) {
+  // The k-th largest logit: the smallest float that less than k logits lie above. Or any that just k lie above.
+  uint above = ordered_bits(maximum);
+  uint below = by_count ? ordered_bits(LOWEST) : above;  // at least k lie above
+  while (above > below + 1) {
+    const uint width = above - below;
+    const uint pivots[3] = {below + width / 4, below + width / 2, above - width / 4};
+    const float floats[3] = {float_of(pivots[0]), float_of(pivots[1]), float_of(pivots[2])};
+    int counts[3] = {0, 0, 0};
+    for (int id = thread_id; id < vocab; id += THREADS) {
+      const float logit = logits[base + id];
+      UNROLL for (int i = 0; i < 3; i++) counts[i] += logit > floats[i] ? 1 : 0;
+    }
+    UNROLL for (int i = 0; i < 3; i++) {
+      counts[i] = lane_sum(counts[i]);
+      if (speaks) shared_count[i * SIMDGROUPS + simdgroup] = counts[i];
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    UNROLL for (int i = 2; i >= 0; i--) {
+      int count = 0;
+      for (int s = 0; s < SIMDGROUPS; s++) count += shared_count[i * SIMDGROUPS + s];
+      if (count <= top_k) above = pivots[i];
+      if (count >= top_k) below = max(below, pivots[i]);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  const float kth = float_of(above);
+  float likely = 0.0f;  // what min-p lets stay
+  float largest = 0.0f;  // what lies above the k-th
+  int count = 0;
+  for (int id = thread_id; id < vocab; id += THREADS) {
+    const float logit = logits[base + id];
+    const float distance = (logit - maximum) * inverse;
+    const float weight = fast::exp2(distance * LOG2_E);
+    likely += distance >= least ? weight : 0.0f;
+    largest += logit > kth ? weight : 0.0f;
+    count += logit > kth ? 1 : 0;
+  }
+  likely = lane_sum(likely);
+  largest = lane_sum(largest);
+  count = lane_sum(count);
+  if (speaks) {
+    shared_weight[simdgroup] = likely;
+    shared_weight[SIMDGROUPS + simdgroup] = largest;
+    shared_count[simdgroup] = count;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  likely = 0.0f;
+  largest = 0.0f;
+  count = 0;
+  for (int s = 0; s < SIMDGROUPS; s++) {
+    likely += shared_weight[s];
+    largest += shared_weight[SIMDGROUPS + s];
+    count += shared_count[s];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  // Logits equal to the k-th may be more than belong to the k.
+  largest += float(top_k - count) * fast::exp2((kth - maximum) * inverse * LOG2_E);
+  total = by_count ? min(likely, largest) : likely;
+}
+
+// ask the best, then the best of what lies above it, until one stays: the largest does
+const float most = top_p * total;
+bool asking = by_least || by_count || by_weight;
+while (asking) {
+  const float bound = logits[base + best.id];
+  float weight = 0.0f;
+  int count = 0;
+  Best next = {LOWEST, best.id};
+  for (int id = thread_id; id < vocab; id += THREADS) {
+    const float logit = logits[base + id];
+    if (logit > bound) {
+      weight += fast::exp2((logit - maximum) * inverse * LOG2_E);
+      count += 1;
+      keep_best(next, logit * inverse + gumbel(high, low, uint(id)), id);
+    }
+  }
+  merge_lanes(next);
+  weight = lane_sum(weight);
+  count = lane_sum(count);
+  if (speaks) {
+    shared_weight[simdgroup] = weight;
+    shared_count[simdgroup] = count;
+    shared_score[simdgroup] = next.score;
+    shared_id[simdgroup] = next.id;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  weight = 0.0f;
+  count = 0;
+  next.score = LOWEST;
+  next.id = best.id;
+  for (int s = 0; s < SIMDGROUPS; s++) {
+    weight += shared_weight[s];
+    count += shared_count[s];
+    keep_best(next, shared_score[s], shared_id[s]);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const bool stays = count < top_k && weight < most && (bound - maximum) * inverse >= least;
+  asking = !stays && next.id != best.id;
+  if (asking) best = next;
+}
+if (thread_id == 0) {
+  drawn[row] = best.id;
+}
