@@ -47,6 +47,15 @@ inline X lane_sum(X x) {
   return x;
 }
 
+// Of a row's logits those at first, first + STRIDE, ...; past the end LOWEST, which lies above nothing.
+template <int COUNT, int STRIDE>
+inline void read_ahead(const device float* logits, int first, int vocab, thread float* ahead) {
+  UNROLL for (int j = 0; j < COUNT; j++) {
+    const int id = first + j * STRIDE;
+    ahead[j] = id < vocab ? logits[id] : LOWEST;
+  }
+}
+
 // Unsigned integers in the order of the floats.
 inline uint ordered_bits(float x) {
   const uint bits = as_type<uint>(x);

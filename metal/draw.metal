@@ -2,7 +2,7 @@
 // order, without a sorted list. Whether a token stays is known by how many lie above it and what they weigh, which one
 // look at the row tells; the same look finds the best of those above it, the next to be asked where it does not.
 //
-// Work split: one threadgroup per row; its threads stride the row.
+// Work split: one threadgroup per row; its threads stride the row, each with AHEAD logits in flight.
 //
 //   logits  [rows, V] float
 //   wishes  [rows, WISHES] uint32
@@ -12,6 +12,8 @@
 //   drawn   [rows] int32
 
 constexpr int THREADS = SIMDGROUPS * SIMD_WIDTH;
+constexpr int AHEAD = 8;
+constexpr int TURNS_BY_VALUE = 8;
 
 const int thread_id = int(thread_index_in_threadgroup);
 const int simdgroup = thread_id / SIMD_WIDTH;
@@ -52,17 +54,29 @@ const bool by_weight = top_p <= 1.0f;
 
 // Top-p takes what min-p and top-k let stay for all there is.
 if (by_weight && (by_least || by_count)) {
-  // The k-th largest logit: the smallest float that less than k logits lie above. Or any that just k lie above.
+  // The k-th largest logit: the smallest float that less than k logits lie above, or any that just k lie above. Each turn
+  // looks at a quarter, half and three quarters of what is left: of the values, as logits are spread, for some turns;
+  // then of the floats there are between, which always ends.
   uint above = ordered_bits(maximum);
   uint below = by_count ? ordered_bits(LOWEST) : above;  // at least k lie above
-  while (above > below + 1) {
+  float lowest = maximum - 32.0f;  // where a k-th is likely above
+  for (int turn = 0; above > below + 1; turn++) {
     const uint width = above - below;
-    const uint pivots[3] = {below + width / 4, below + width / 2, above - width / 4};
-    const float floats[3] = {float_of(pivots[0]), float_of(pivots[1]), float_of(pivots[2])};
+    uint pivots[3] = {below + width / 4, below + width / 2, above - width / 4};
+    float floats[3];
+    lowest = max(lowest, float_of(below));
+    UNROLL for (int i = 0; i < 3; i++) {
+      const uint even = ordered_bits(lowest + (float_of(above) - lowest) * (0.25f * float(i + 1)));
+      if (turn < TURNS_BY_VALUE && even > below && even < above) pivots[i] = even;
+      floats[i] = float_of(pivots[i]);
+    }
     int counts[3] = {0, 0, 0};
-    for (int id = thread_id; id < vocab; id += THREADS) {
-      const float logit = logits[base + id];
-      UNROLL for (int i = 0; i < 3; i++) counts[i] += logit > floats[i] ? 1 : 0;
+    for (int first = thread_id; first < vocab; first += THREADS * AHEAD) {
+      float ahead[AHEAD];
+      read_ahead<AHEAD, THREADS>(logits + base, first, vocab, ahead);
+      UNROLL for (int j = 0; j < AHEAD; j++) {
+        UNROLL for (int i = 0; i < 3; i++) counts[i] += ahead[j] > floats[i] ? 1 : 0;
+      }
     }
     UNROLL for (int i = 0; i < 3; i++) {
       counts[i] = lane_sum(counts[i]);
@@ -72,7 +86,7 @@ if (by_weight && (by_least || by_count)) {
     UNROLL for (int i = 2; i >= 0; i--) {
       int count = 0;
       for (int s = 0; s < SIMDGROUPS; s++) count += shared_count[i * SIMDGROUPS + s];
-      if (count <= top_k) above = pivots[i];
+      if (count <= top_k) above = min(above, pivots[i]);
       if (count >= top_k) below = max(below, pivots[i]);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -81,13 +95,16 @@ if (by_weight && (by_least || by_count)) {
   float likely = 0.0f;  // what min-p lets stay
   float largest = 0.0f;  // what lies above the k-th
   int count = 0;
-  for (int id = thread_id; id < vocab; id += THREADS) {
-    const float logit = logits[base + id];
-    const float distance = (logit - maximum) * inverse;
-    const float weight = fast::exp2(distance * LOG2_E);
-    likely += distance >= least ? weight : 0.0f;
-    largest += logit > kth ? weight : 0.0f;
-    count += logit > kth ? 1 : 0;
+  for (int first = thread_id; first < vocab; first += THREADS * AHEAD) {
+    float ahead[AHEAD];
+    read_ahead<AHEAD, THREADS>(logits + base, first, vocab, ahead);
+    UNROLL for (int j = 0; j < AHEAD; j++) {
+      const float distance = (ahead[j] - maximum) * inverse;
+      const float weight = fast::exp2(distance * LOG2_E);
+      likely += distance >= least ? weight : 0.0f;
+      largest += ahead[j] > kth ? weight : 0.0f;
+      count += ahead[j] > kth ? 1 : 0;
+    }
   }
   likely = lane_sum(likely);
   largest = lane_sum(largest);
@@ -120,12 +137,16 @@ while (asking) {
   float weight = 0.0f;
   int count = 0;
   Best next = {LOWEST, best.id};
-  for (int id = thread_id; id < vocab; id += THREADS) {
-    const float logit = logits[base + id];
-    if (logit > bound) {
-      weight += fast::exp2((logit - maximum) * inverse * LOG2_E);
-      count += 1;
-      keep_best(next, logit * inverse + gumbel(high, low, uint(id)), id);
+  for (int first = thread_id; first < vocab; first += THREADS * AHEAD) {
+    float ahead[AHEAD];
+    read_ahead<AHEAD, THREADS>(logits + base, first, vocab, ahead);
+    UNROLL for (int j = 0; j < AHEAD; j++) {
+      if (ahead[j] > bound) {
+        const int id = first + j * THREADS;
+        weight += fast::exp2((ahead[j] - maximum) * inverse * LOG2_E);
+        count += 1;
+        keep_best(next, ahead[j] * inverse + gumbel(high, low, uint(id)), id);
+      }
     }
   }
   merge_lanes(next);

@@ -34,11 +34,11 @@ def test_every_part_that_needs_a_gpu_can_be_put_on_the_page(monkeypatch: pytest.
     require_tools()
     emulated = lab(EmulatorLauncher(passes=(FORWARD,)), monkeypatch)
     tested = emulated.selftest()
-    assert tested["cases"] == 2 * 7 and tested["failed"] == []
+    assert tested["cases"] == 2 * 7 + 2 and tested["failed"] == []
     rates = emulated.rates(budget_s=0.0)
     assert [one["layers"] for one in rates] == [template.name for template in TEMPLATES]
     text = as_markdown([], [Section("Self-test", "ok", tested), Section("Rates", "ok", rates)])
-    assert "- cases: 14" in text and "- failed: none" in text
+    assert "- cases: 16" in text and "- failed: none" in text
     assert "| float32 1x2 heads 32/32 window 24 | 8 | 1024 |" in text
 
 
@@ -47,7 +47,7 @@ def test_broken_kernels_are_told_case_by_case(monkeypatch: pytest.MonkeyPatch) -
         raise RuntimeError("no library")
 
     tested = lab(broken, monkeypatch).selftest()  # type: ignore[arg-type]
-    assert len(tested["failed"]) == tested["cases"] == 14
+    assert len(tested["failed"]) == tested["cases"] == 16
     assert tested["failed"][0] == "kv_write failed on read back float32 1x2 heads 32/32: RuntimeError: no library"
 
 
