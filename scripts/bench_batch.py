@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench_figures import RATIOS, Figures, Load, Run, agreement, figures, medians, occupancy, paired_ratios
+from bench_figures import RATIOS, Figures, Load, Run, agreement, figures, medians, occupancy, own_ratio, paired_ratios
 from bench_flags import add_model_flags, at_least, length_range, report_of
 
 from mlxpaged.errors import ConfigError
@@ -129,6 +129,7 @@ def compare(ours: Ours, theirs: Theirs, load: Load, arguments: argparse.Namespac
     greedy = arguments.temperature == 0
     return {
         **paired_ratios(measured["ours"], measured["theirs"]),
+        "decode_own_ratio": own_ratio(measured["ours"], measured["theirs"]),
         "greedy_agreement": agreement(runs["ours"][-1].replies, runs["theirs"][-1].replies) if greedy else None,
         **{name: medians(found) for name, found in measured.items()},
     }
@@ -185,6 +186,8 @@ def table(report: Figures) -> str:
         scale, label = scales.get(figure, (1, figure))
         ratio = f"{report[key]:7.2f}" if report[key] is not None else f"{'-':>7}"
         lines.append(f"{label:<20} {ours[figure] * scale:10.4g} {theirs[figure] * scale:10.4g} {ratio}")
+    own = report["decode_own_ratio"]
+    lines.append(f"{'its own decode rate':<20} {ours['decode_tok_s']:10.4g} {theirs['own_gen_tok_s']:10.4g} {own:7.2f}")
     slots = ("kv_slots_allocated", "kv_slots_used", "kv_used_share")
     lines += [f"{figure:<20} {ours[figure]:10.4g} {theirs[figure]:10.4g}" for figure in slots]
     if agreed := report["greedy_agreement"]:

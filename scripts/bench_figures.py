@@ -153,6 +153,13 @@ def paired_ratios(ours: list[Figures], theirs: list[Figures]) -> Figures:
     return {**found, "ratio_ranges": ranges}
 
 
+def own_ratio(ours: list[Figures], theirs: list[Figures]) -> float:
+    """Our decode rate against the generation rate that BatchGenerator tells of itself: median over the repeats. Its
+    clock runs whenever some of its rows decode, ours only while all do."""
+    pairs = [mine["decode_tok_s"] / other["own_gen_tok_s"] for mine, other in zip(ours, theirs, strict=True)]
+    return round(statistics.median(pairs), 4)
+
+
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> Figures:
     """How far two sets of greedy replies are the same, up to each reply's first difference."""
     common = [

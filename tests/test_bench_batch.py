@@ -12,7 +12,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from bench_figures import Load, Run, SlotUse, agreement, decode_rate, figures, medians, occupancy, paired_ratios
+from bench_figures import (
+    Load,
+    Run,
+    SlotUse,
+    agreement,
+    decode_rate,
+    figures,
+    medians,
+    occupancy,
+    own_ratio,
+    paired_ratios,
+)
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 RATIO_KEYS = {
@@ -45,6 +56,8 @@ def test_the_report_has_every_ratio_and_what_was_run(report: dict[str, Any]) -> 
     assert report.keys() >= RATIO_KEYS
     assert all(report[key] > 0 for key in RATIO_KEYS)
     assert report["ratio_ranges"].keys() == RATIO_KEYS
+    ours, theirs = report["ours"]["decode_tok_s"], report["theirs"]["own_gen_tok_s"]
+    assert report["decode_own_ratio"] == pytest.approx(ours / theirs, rel=0.5)
     assert (report["model"], report["bits"], report["batch"], report["new_tokens"]) == ("tiny", 32, 3, 6)
     assert 33 + 3 <= report["prompt_tokens"]["least"] <= report["prompt_tokens"]["most"] <= 33 + 40
     for engine in ("ours", "theirs"):
@@ -84,6 +97,7 @@ def test_a_sampled_run_in_four_bits_prints_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "tiny, 4 bits" in done.stdout and "temperature 0.7" in done.stdout
     assert all(f"\n{name} " in done.stdout for name in ("out_tok_s", "ttft_p50_s", "peak_memory_gb", "kv_used_share"))
+    assert "\nits own decode rate " in done.stdout
     assert "greedy" not in done.stdout
 
 
@@ -133,6 +147,11 @@ def test_ratios_pair_the_runs_that_stood_beside_each_other() -> None:
     found = paired_ratios(ours, theirs)
     assert found["out_tok_s_ratio"] == 2 and found["ratio_ranges"]["out_tok_s_ratio"] == [2, 3]
     assert medians(ours)["out_tok_s"] == 20
+
+
+def test_their_own_decode_rate_is_paired_alike() -> None:
+    ours = [{"decode_tok_s": rate} for rate in (20, 2, 30)]
+    assert own_ratio(ours, [{"own_gen_tok_s": rate} for rate in (10, 1, 10)]) == 2
 
 
 def test_slot_use_keeps_the_peak_and_the_share_over_all_steps() -> None:
