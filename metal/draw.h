@@ -19,13 +19,20 @@ inline float gumbel(uint high, uint low, uint id) {
 // Below every score, also that of a hidden token at a low temperature.
 constexpr constant float LOWEST = -3.4e38f;
 
+// Above every score: that of a token whose logit is no number. Where a forward overflowed, it is at least one that no
+// mask hides.
+constexpr constant float NO_NUMBER = 3.4e38f;
+
+// False for NaN, also where a compiler assumes that there is none.
+inline bool is_number(float x) { return (as_type<uint>(x) & 0x7fffffffu) <= 0x7f800000u; }
+
 // A token and its logit plus noise.
 struct Best {
   float score;
   int id;
 };
 
-// The lower id where scores are equal, as argmax has it. Nothing beats a number with NaN.
+// The lower id where scores are equal, as argmax has it.
 inline void keep_best(thread Best& best, float score, int id) {
   if (score > best.score || (score == best.score && id < best.id)) {
     best.score = score;

@@ -31,6 +31,7 @@ const uint low = wishes[row * WISHES + NOISE_LOW];
 
 threadgroup float shared_weight[2 * SIMDGROUPS];
 threadgroup int shared_count[3 * SIMDGROUPS];
+threadgroup uint shared_bits[2 * SIMDGROUPS];
 threadgroup float shared_score[SIMDGROUPS];
 threadgroup int shared_id[SIMDGROUPS];
 
@@ -56,7 +57,7 @@ const bool by_weight = top_p <= 1.0f;
 if (by_weight && (by_least || by_count)) {
   // The k-th largest logit: the smallest float that less than k logits lie above, or any that just k lie above. Each turn
   // looks at a quarter, half and three quarters of what is left: of the values, as logits are spread, for some turns;
-  // then of the floats there are between, which always ends.
+  // then of the floats there are between, which always ends. Then what is left is cut to the logits in it: many are equal.
   uint above = ordered_bits(maximum);
   uint below = by_count ? ordered_bits(LOWEST) : above;  // at least k lie above
   float lowest = maximum - 32.0f;  // where a k-th is likely above
@@ -71,12 +72,26 @@ if (by_weight && (by_least || by_count)) {
       floats[i] = float_of(pivots[i]);
     }
     int counts[3] = {0, 0, 0};
+    const float bottom = float_of(below);
+    const float top = float_of(above);
+    uint highest = below;  // of the logits in between
+    uint lowest_not = ~above;
     for (int first = thread_id; first < vocab; first += THREADS * AHEAD) {
       float ahead[AHEAD];
       read_ahead<AHEAD, THREADS>(logits + base, first, vocab, ahead);
       UNROLL for (int j = 0; j < AHEAD; j++) {
         UNROLL for (int i = 0; i < 3; i++) counts[i] += ahead[j] > floats[i] ? 1 : 0;
+        if (ahead[j] > bottom && ahead[j] <= top) {
+          highest = max(highest, ordered_bits(ahead[j]));
+          lowest_not = max(lowest_not, ~ordered_bits(ahead[j]));
+        }
       }
+    }
+    highest = simd_max(highest);
+    lowest_not = simd_max(lowest_not);
+    if (speaks) {
+      shared_bits[simdgroup] = highest;
+      shared_bits[SIMDGROUPS + simdgroup] = lowest_not;
     }
     UNROLL for (int i = 0; i < 3; i++) {
       counts[i] = lane_sum(counts[i]);
@@ -89,6 +104,12 @@ if (by_weight && (by_least || by_count)) {
       if (count <= top_k) above = min(above, pivots[i]);
       if (count >= top_k) below = max(below, pivots[i]);
     }
+    for (int s = 0; s < SIMDGROUPS; s++) {
+      highest = max(highest, shared_bits[s]);
+      lowest_not = max(lowest_not, shared_bits[SIMDGROUPS + s]);
+    }
+    above = min(above, highest);
+    below = max(below, ~lowest_not - 1);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   const float kth = float_of(above);
@@ -131,7 +152,7 @@ if (by_weight && (by_least || by_count)) {
 
 // ask the best, then the best of what lies above it, until one stays: the largest does
 const float most = top_p * total;
-bool asking = by_least || by_count || by_weight;
+bool asking = (by_least || by_count || by_weight) && is_number(logits[base + best.id]);
 while (asking) {
   const float bound = logits[base + best.id];
   float weight = 0.0f;

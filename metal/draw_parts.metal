@@ -29,7 +29,7 @@ Best best = {LOWEST, begin};
 for (int id = begin + thread_id; id < end; id += THREADS) {
   const float logit = logits[base + id];
   maximum = max(maximum, logit);
-  keep_best(best, logit * inverse + gumbel(high, low, uint(id)), id);
+  keep_best(best, is_number(logit) ? logit * inverse + gumbel(high, low, uint(id)) : NO_NUMBER, id);
 }
 merge_lanes(best);
 maximum = simd_max(maximum);

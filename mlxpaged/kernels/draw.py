@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import LayoutError
-from .launch import SIMD_WIDTH, Launcher, kernel_spec
+from .launch import SIMD_WIDTH, SMALLEST_DEVICE_INPUT, Launcher, kernel_spec
 from .noise import host_gumbel
 
 SLICE = 4096
@@ -60,7 +60,10 @@ def draw(launch: Launcher, logits: mx.array, wishes: mx.array) -> mx.array:
             f"logits is {logits.shape} {logits.dtype}, wishes {wishes.shape} {wishes.dtype}; they must be float32 "
             f"[rows, vocabulary] and uint32 [rows, {WISHES}]"
         )
-    slices = math.ceil(vocab_size / SLICE)
+    if logits.size < SMALLEST_DEVICE_INPUT:
+        raise LayoutError(f"logits is {logits.shape}; a kernel takes {SMALLEST_DEVICE_INPUT} elements at least")
+    # A small vocabulary's last slices are empty: fewer would make the parts another kind of input.
+    slices = max(math.ceil(vocab_size / SLICE), SMALLEST_DEVICE_INPUT)
     threads = [count * SIMD_WIDTH for count in SIMDGROUPS]
     parts = launch(
         PARTS_SPEC,
@@ -86,7 +89,11 @@ def draw(launch: Launcher, logits: mx.array, wishes: mx.array) -> mx.array:
 def draw_reference(logits: np.ndarray, wishes: np.ndarray) -> np.ndarray:
     """The same by its definition, from sorted logits, in float64 but for the noise."""
     drawn = []
+    # An overflowed row gets its first id without a number: no mask hides that.
     for row, words in zip(logits.astype(np.float64), wishes, strict=True):
+        if np.isnan(row).any():
+            drawn.append(int(np.argmax(np.isnan(row))))
+            continue
         temperature, least, top_p = words[:3].view(np.float32).astype(np.float64)
         scaled = row / temperature
         stay = scaled >= scaled.max() + least

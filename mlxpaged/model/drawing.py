@@ -96,7 +96,9 @@ def _drawn(min_p: bool, cut: bool, logits: mx.array, sent: mx.array) -> mx.array
         scaled = mx.where(scaled >= scaled.max(axis=-1, keepdims=True) + least, scaled, HIDDEN)
     if cut:
         scaled = mx.where(scaled >= _least_kept(scaled, k, p), scaled, HIDDEN)
-    return mx.argmax(scaled + gumbel(high, low, scaled.shape[-1]), axis=-1).astype(mx.int32)
+    noisy = scaled + gumbel(high, low, scaled.shape[-1])
+    # Where the forward overflowed, an id without a number is at least one that no mask hides.
+    return mx.argmax(mx.where(mx.isnan(logits), mx.inf, noisy), axis=-1).astype(mx.int32)
 
 
 def _least_kept(scaled: mx.array, k: mx.array, p: mx.array) -> mx.array:

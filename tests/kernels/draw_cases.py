@@ -23,12 +23,20 @@ class DrawCase:
     wished: str = "min_p top_p top_k"
     rounded: bool = False
     hidden: int = 0
+    overflowed: int = 0
     tolerance: float = 0.0
 
     @property
     def name(self) -> str:
         parts = [f"draw {self.rows} x {self.vocab} spread {self.spread} {self.wished or 'of all'}"]
-        return " ".join([*parts, *["rounded"] * self.rounded, *[f"{self.hidden} hidden"] * bool(self.hidden)])
+        return " ".join(
+            [
+                *parts,
+                *["rounded"] * self.rounded,
+                *[f"{self.hidden} hidden"] * bool(self.hidden),
+                *[f"{self.overflowed} NaN"] * bool(self.overflowed),
+            ]
+        )
 
     def run(self, launch: Launcher) -> float:
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -36,6 +44,7 @@ class DrawCase:
         if self.rounded:
             logits = np.round(logits)
         logits[:, rng.permutation(self.vocab)[: self.hidden]] = -1e30
+        logits[:, rng.permutation(self.vocab)[: self.overflowed]] = np.nan
         least, top_p, top_k = (np.full(self.rows, value) for value in (-1e30, OFF, float(self.vocab)))
         if "min_p" in self.wished:
             least = np.log(rng.uniform(0.001, 0.5, self.rows))
@@ -50,7 +59,7 @@ class DrawCase:
 
 
 def draw_cases() -> Iterator[DrawCase]:
-    for vocab in (1, 2, 31, 33, 1000, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE + 7):
+    for vocab in (8, 9, 31, 33, 1000, SLICE - 1, SLICE, SLICE + 1, 3 * SLICE + 7):
         yield DrawCase(vocab)
     for wished in ("", "min_p", "top_p", "top_k", "min_p top_p", "min_p top_k", "top_p top_k"):
         for rounded in (False, True):
@@ -61,3 +70,5 @@ def draw_cases() -> Iterator[DrawCase]:
     yield DrawCase(700, rounded=True, spread=0.1)  # all are equal
     yield DrawCase(600, hidden=600)
     yield DrawCase(2000, rows=1)
+    yield DrawCase(1500, hidden=700, overflowed=2)
+    yield DrawCase(40, wished="", overflowed=40)

@@ -46,7 +46,7 @@ def test_a_kernel_keeps_to_the_portable_dialect(spec: KernelSpec) -> None:
     text = spec.header + spec.source
     assert "//" not in text, "comments are hashed at every call"
     assert "INFINITY" not in text and "double" not in text
-    assert all(re.match(r"(float|int) \w+\[", use) for use in re.findall(r"\bthreadgroup (.*)", spec.source))
+    assert all(re.match(r"(float|u?int) \w+\[", use) for use in re.findall(r"\bthreadgroup (.*)", spec.source))
     assert set(spec.inplace) <= {"key_pool", "value_pool"}
 
 

@@ -254,8 +254,8 @@ def test_overflowed_logits_give_an_id_whatever_filters_them(filters) -> None:
     logits = np.array([[np.nan] * 4, [0, 1, np.inf, 2], [-np.inf] * 4], np.float32)
     drawn = sample(logits, params).token_ids.tolist()
     assert drawn[0] == 0 and drawn[1] == 2 and 0 <= drawn[2] < 4
-    allowed = np.array([[False, False, True, True]])
-    assert sample(logits[:1], params[:1], sampler=Sampler(1, 4), allowed=allowed).token_ids.tolist() == [2]
+    allowed = np.array([[False, False, True, True]] * 2)
+    assert sample(logits[[0, 0]], params[:2], allowed=allowed).token_ids.tolist() == [2, 2]
 
 
 def test_end_ids_that_the_model_has_no_logit_for_hide_nothing(slope) -> None:
