@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from mlxpaged.engine.checking import require_room
 from mlxpaged.engine.events import Delta, EngineStats, Loading, ModelInfo, RowStats, Sink, Timing, Usage
-from mlxpaged.errors import BadParameter, Overloaded, PromptTooLong, UnsupportedModel
+from mlxpaged.errors import BadParameter, PromptTooLong, UnsupportedModel
 from mlxpaged.sched.requests import FinishReason, Grammar, SamplingParams, TokenLogprob
 
 CHATML = (
@@ -200,8 +201,7 @@ class ScriptedService:
             if len(prompt_ids) > info.max_prompt:
                 numbers = f"{info.max_prompt + 1} tokens, reply included; your request has {len(prompt_ids)}"
                 raise PromptTooLong(f"this model's maximum context length is {numbers}; raise --ctx")
-            if len(self._rows) >= self._max_rows + self._max_queue:
-                raise Overloaded(f"{len(self._rows)} requests are running or waiting; raise --max-queue")
+            self.require_room(1)
             number = len(self.submitted)
             self.submitted.append((tuple(prompt_ids), sampling))
             self.grammars.append(grammar)
@@ -209,6 +209,10 @@ class ScriptedService:
             self._rows.append(row)
             self._changed.notify_all()
         return ScriptedHandle(number, lambda: self._cancel(row))
+
+    def require_room(self, count: int) -> None:
+        with self._changed:
+            require_room(count, len(self._rows), self._max_rows + self._max_queue)
 
     def stats(self) -> EngineStats:
         with self._changed:

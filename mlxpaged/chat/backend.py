@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
 
 from ..engine.events import Delta, EngineStats, Loading, ModelInfo
-from ..errors import BadParameter, ModelNotFound, Overloaded
+from ..errors import BadParameter, ModelLoading, ModelNotFound
 from ..sched.requests import Grammar, SamplingParams
 from .messages import Messages
 from .plan import ChatPlan, ReplyRules
@@ -158,6 +158,11 @@ class LocalBackend:
         self._residency.reply_began()  # its deltas are delivered by this loop, so its end has not come yet
         return reply
 
+    def require_room(self, count: int) -> None:
+        """For a response of `count` replies. Raises BadParameter where so many never are taken, Overloaded where they
+        would be later."""
+        self._service.require_room(count)
+
     async def plan(self, conversation: Messages, rules: ReplyRules, sampling: SamplingParams) -> ChatPlan:
         """What a chat request needs to start, and how to read its replies. Raises RequestError, also for a schema
         that no grammar can hold a reply to."""
@@ -192,7 +197,7 @@ class LocalBackend:
         cards = self._near_cards()
         if name in {None, "", "default"}:
             if not cards:
-                raise Overloaded("no model is loaded yet; try again soon")
+                raise ModelLoading("no model is loaded yet; try again soon")
             return cards[0]
         for card in cards:
             if card.name == name:
@@ -263,7 +268,7 @@ class LocalBackend:
 
     def _model(self) -> ModelInfo:
         if self._service.model is None:
-            raise Overloaded(f"the model {self._name or ''} is still loading; try again soon".replace("  ", " "))
+            raise ModelLoading(f"the model {self._name or ''} is still loading; try again soon".replace("  ", " "))
         return self._service.model
 
     def _inbox_of(self, loop: asyncio.AbstractEventLoop) -> _Inbox:

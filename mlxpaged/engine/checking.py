@@ -1,5 +1,5 @@
-"""What a request is told before it is queued. Owns the checks that need the model; those of a value's range are
-SamplingParams' own."""
+"""What a request is told before it is queued. Owns the checks that need the model or the engine's room; those
+of a value's range are SamplingParams' own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import BadParameter, PromptTooLong
+from ..errors import BadParameter, Overloaded, PromptTooLong
 from ..sched.requests import SamplingParams
 from .events import ModelInfo
 
@@ -35,3 +35,15 @@ def checked_prompt(prompt_ids: Sequence[int], sampling: SamplingParams, info: Mo
             param="messages",
         )
     return prompt.astype(np.int32)
+
+
+def require_room(count: int, live: int, most: int) -> None:
+    """For `count` requests of one response, beside `live` others, where `most` are taken at once. Raises BadParameter
+    where so many never are, Overloaded where they would be later."""
+    if count > most:
+        raise BadParameter(
+            f"{count} replies are asked for at once; this server takes {most} (--max-num-seqs and --max-queue)",
+            param="n",
+        )
+    if live + count > most:
+        raise Overloaded(f"{live} of {most} requests are live already; try again, or raise --max-queue")

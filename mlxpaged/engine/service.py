@@ -23,7 +23,7 @@ from typing import Any
 from ..config import EngineConfig
 from ..errors import MlxpagedError, Overloaded
 from ..sched.requests import FinishReason, Grammar, Request, SamplingParams
-from .checking import checked_prompt
+from .checking import checked_prompt, require_room
 from .events import EngineStats, Loading, ModelInfo, Sink
 from .replies import Replies
 from .stats import snapshot
@@ -113,12 +113,15 @@ class EngineService:
         prompt = checked_prompt(prompt_ids, sampling, info)
         if sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(63))
-        if len(self._replies) >= self._config.max_queue + self._config.max_rows:
-            raise Overloaded(f"{len(self._replies)} requests are live already; try again, or raise --max-queue")
+        self.require_room(1)
         request = Request(next(self._ids), prompt, sampling, info.tokenizer.end_token_ids, grammar=grammar)
         self._replies.open(request, info.tokenizer, sink)
         self._post(lambda: self._add(request, info))
         return Handle(request.request_id, self)
+
+    def require_room(self, count: int) -> None:
+        """For `count` requests that belong together; see checking.require_room."""
+        require_room(count, len(self._replies), self._config.max_queue + self._config.max_rows)
 
     def stats(self) -> EngineStats:
         """The last snapshot (at most 0.1 s old while the engine works) with a fresh heartbeat."""

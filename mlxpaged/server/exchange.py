@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from ..chat.backend import LocalBackend, ModelCard, Reply, merge
 from ..engine.events import Delta
-from ..errors import EngineError, MlxpagedError, ModelNotFound, Overloaded, PromptTooLong
+from ..errors import EngineError, MlxpagedError, ModelLoading, ModelNotFound, Overloaded, PromptTooLong
 from ..sched.requests import FinishReason, Grammar, SamplingParams
 from .errors import JsonResponse, Refused, body_of
 from .gate import Gate
@@ -123,7 +123,8 @@ class Exchange:
         """The card of a model that is in memory now; others are a 503, since nothing keeps the client waiting."""
         card = await self.card(name)
         if card.state != "ready":
-            raise Overloaded(f"the model {card.name} is {self._state(card)}; try again soon")
+            kind = ModelLoading if card.state == "loading" else Overloaded
+            raise kind(f"the model {card.name} is {self._state(card)}; try again soon")
         return card
 
     async def answer(self, request: Request, asking: Asking) -> Response:
@@ -148,11 +149,11 @@ class Exchange:
     def _refuse_to_wait(self, card: ModelCard) -> None:
         """Raises Overloaded where no waiting is wanted; the load is asked for, once, so that coming back helps."""
         if self.backend.loading is not None and not self.backend.switching:
-            raise Overloaded(f"the model {self.backend.loading.model} is still loading; try again soon")
+            raise ModelLoading(f"the model {self.backend.loading.model} is still loading; try again soon")
         if self.options.on_switch == "retry":
             if card.name not in self._loads:
                 self._loads[card.name] = asyncio.create_task(self._load(card.name))
-            raise Overloaded(f"the model {card.name} is {self._state(card)} and will be loaded; try again soon")
+            raise ModelLoading(f"the model {card.name} is {self._state(card)} and will be loaded; try again soon")
 
     async def _load(self, name: str) -> None:
         try:
@@ -167,7 +168,11 @@ class Exchange:
         return words.get(card.state, "busy")
 
     async def _begin(self, card: ModelCard, asking: Asking) -> _Started:
-        """Load what has to be, check what needs the model, and admit every reply of the response or none."""
+        """Load what has to be, check what needs the model, and admit every reply of the response or none. Raises
+        Overloaded where the server's end comes first."""
+        return await self._gate.coming(self._begun(card, asking))
+
+    async def _begun(self, card: ModelCard, asking: Asking) -> _Started:
         async with self.backend.resident(card.name):
             card = await self.card(card.name)
             prepared = await asking.prepare(card)
@@ -181,6 +186,7 @@ class Exchange:
 
     async def _admit(self, prepared: Prepared) -> list[Reply]:
         self._gate.check()
+        self.backend.require_room(len(prepared.prompts) * prepared.n)
         replies: list[Reply] = []
         try:
             for prompt, choice in product(prepared.prompts, range(prepared.n)):

@@ -77,11 +77,22 @@ def test_6_what_is_wrong_is_a_400_even_for_a_stream(serve: Serve, body: dict[str
 def test_6_a_full_queue_is_a_503_with_retry_after_and_leaves_nothing_behind(serve: Serve) -> None:
     service = ScriptedService(manual=True, max_rows=1, max_queue=1)
     server = serve(service)
-    answer = server.http.post("/v1/chat/completions", json={**STREAM, "n": 3})
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["error"]["code"] == "overloaded"
-    service.step()  # the two choices that had found a place were cancelled
+    with server.http.stream("POST", "/v1/chat/completions", json=STREAM):
+        service.wait_until(lambda service: len(service.submitted) == 1)
+        answer = server.http.post("/v1/chat/completions", json={**STREAM, "n": 2})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "overloaded"
+        assert answer.json()["error"]["message"].startswith("1 of 2 requests are live already; try again")
+        assert len(service.submitted) == 1
     service.wait_until(is_idle)
+
+
+def test_6_more_replies_than_ever_fit_are_a_400_that_names_how_many_do(serve: Serve) -> None:
+    server = serve(ScriptedService(manual=True, max_rows=1, max_queue=1))
+    for path, body in (("chat/completions", STREAM), ("completions", {"prompt": ["a", "b"]})):
+        answer = server.http.post(f"/v1/{path}", json={**body, "n": 3})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == "n" and "this server takes 2 (" in error["message"]
 
 
 def test_6_a_model_that_is_still_loading_is_a_503(serve: Serve) -> None:
