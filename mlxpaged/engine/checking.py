@@ -41,9 +41,7 @@ def require_room(count: int, live: int, most: int) -> None:
     """For `count` requests of one response, beside `live` others, where `most` are taken at once. Raises BadParameter
     where so many never are, Overloaded where they would be later."""
     if count > most:
-        raise BadParameter(
-            f"{count} replies are asked for at once; this server takes {most} (--max-num-seqs and --max-queue)",
-            param="n",
-        )
+        room = f"this server takes {most} (--max-num-seqs and --max-queue)"
+        raise BadParameter(f"{count} replies are asked for at once; {room}", param="n")
     if live + count > most:
         raise Overloaded(f"{live} of {most} requests are live already; try again, or raise --max-queue")

@@ -78,7 +78,7 @@ def test_6_a_full_queue_is_a_503_with_retry_after_and_leaves_nothing_behind(serv
     service = ScriptedService(manual=True, max_rows=1, max_queue=1)
     server = serve(service)
     with server.http.stream("POST", "/v1/chat/completions", json=STREAM):
-        service.wait_until(lambda service: len(service.submitted) == 1)
+        service.wait_until(lambda stats: len(stats.rows) == 1)
         answer = server.http.post("/v1/chat/completions", json={**STREAM, "n": 2})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "overloaded"
