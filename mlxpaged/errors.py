@@ -10,6 +10,7 @@ MlxpagedError
   RequestError           the request itself is wrong          HTTP 400
     PromptTooLong, BadParameter
   Overloaded             queue full or draining               HTTP 429 / 503
+    ModelLoading         not yet, the model is being loaded
   NoSession, SessionBusy no such session, or it is in use     exit 1
     UnreadableSession    there may be one: the file is damaged or locked
   EngineError            a step failed                        HTTP 500, finish_reason "error"
@@ -92,6 +93,10 @@ class BadParameter(RequestError):
 
 class Overloaded(MlxpagedError):
     """The queue is full or the engine is draining; the same request may succeed later."""
+
+
+class ModelLoading(Overloaded):
+    """The model is still being loaded, or about to be."""
 
 
 class EngineError(MlxpagedError):

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Overloaded
+from ..errors import ModelLoading, Overloaded
 
 if TYPE_CHECKING:
     from ..engine.service import EngineService
@@ -122,7 +122,7 @@ class Residency:
             await self._settled()
             while self._resident != name:
                 if self._service.loading is not None:
-                    raise Overloaded(f"the model {self._service.loading.model} is still loading; try again soon")
+                    raise ModelLoading(f"the model {self._service.loading.model} is still loading; try again soon")
                 await self._until_unused(wish)
                 await self._begin(self._load(name))
 

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from ..errors import (
     EngineError,
     MlxpagedError,
+    ModelLoading,
     ModelNotFound,
     ModelTooLarge,
     Overloaded,
@@ -31,6 +32,7 @@ _KINDS: tuple[tuple[type[MlxpagedError], int, str, str | None], ...] = (
     (ModelNotFound, 404, "not_found_error", "model_not_found"),
     (UnsupportedModel, 400, "invalid_request_error", "model_not_supported"),
     (ModelTooLarge, 507, "server_error", "model_too_large"),
+    (ModelLoading, 503, "unavailable_error", "loading"),
     (Overloaded, 503, "unavailable_error", "overloaded"),
     (EngineError, 500, "server_error", None),
 )

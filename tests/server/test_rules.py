@@ -100,6 +100,7 @@ def test_6_a_model_that_is_still_loading_is_a_503(serve: Serve) -> None:
     answer = server.http.post("/v1/chat/completions", json=STREAM)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "still loading" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["code"] == "loading"
     health = server.http.get("/health")
     assert (health.status_code, health.json()["error"]["message"]) == (503, "Loading model")
     assert server.http.get("/v1/models").json()["data"][0]["state"] == "loading"
