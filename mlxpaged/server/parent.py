@@ -99,9 +99,14 @@ class Ending:
 
     @property
     def out_of_memory(self) -> bool:
-        """Linux kills what takes too much; elsewhere the last words tell."""
+        """Its last words tell."""
         words = self.words.lower()
-        return self.code == -signal.SIGKILL or any(phrase in words for phrase in _NO_MEMORY)
+        return any(phrase in words for phrase in _NO_MEMORY)
+
+    @property
+    def perhaps_out_of_memory(self) -> bool:
+        """Linux kills what takes too much, but so may anybody, and no words are left."""
+        return self.code == -signal.SIGKILL and not self.out_of_memory
 
     @property
     def reason(self) -> str:
@@ -137,14 +142,17 @@ class Parent:
                 return 0 if -ending.code in self._signals else 1
             count = restarts.again(clock())
             if count >= restarts.most:
-                self._say(
-                    f"the serving process ended by {ending.reason}, the {count}th time in a few minutes; giving up"
-                )
+                self._say(f"the serving process ended by {ending.reason}, {count} times in a few minutes; giving up")
                 return 1
-            said = f"the serving process ended by {ending.reason}; starting it again"
-            if ending.out_of_memory:
+            said = f"the serving process ended by {ending.reason}"
+            if ending.perhaps_out_of_memory:
+                said += ", perhaps for lack of memory"
+            said += "; starting it again"
+            if ending.out_of_memory or ending.perhaps_out_of_memory:
                 self._kv_share /= 2
-                said += f" with {self._kv_share:.0%} of the K/V budget; a lower --memory-budget or --ctx would help"
+                said += f" with {self._kv_share:.0%} of the K/V budget; "
+                said += "if memory ran out, " if ending.perhaps_out_of_memory else ""
+                said += "a lower --memory-budget or --ctx helps"
             self._say(said)
 
     def _one_life(self) -> Ending:

@@ -114,13 +114,19 @@ def test_after_running_out_of_memory_the_next_child_takes_half() -> None:
         assert "with 50% of the K/V budget" in said and "--memory-budget" in said
         parent.ask("kill")
         assert float(parent.ask("who").split()[-1]) == 0.25
+        assert parent.line() == (
+            "said: the serving process ended by SIGKILL, perhaps for lack of memory; starting it again with 25% of the "
+            "K/V budget; if memory ran out, a lower --memory-budget or --ctx helps"
+        )
 
 
 def test_the_third_crash_in_a_few_minutes_is_the_last() -> None:
     with held() as parent:
         for _ in range(3):
             parent.ask("segv")
-        assert [parent.line().split("; ")[1] for _ in range(3)] == ["starting it again"] * 2 + ["giving up"]
+        said = "said: the serving process ended by SIGSEGV"
+        assert [parent.line() for _ in range(2)] == [f"{said}; starting it again"] * 2
+        assert parent.line() == f"{said}, 3 times in a few minutes; giving up"
         assert parent.process.wait(PATIENCE_S) == 1
 
 
@@ -173,7 +179,8 @@ def test_three_ends_count_only_within_ten_minutes() -> None:
     [
         (0, "", False, False),
         (3, "mlxpaged: no model", False, False),
-        (-signal.SIGKILL, "", True, True),
+        (-signal.SIGKILL, "", True, False),
+        (-signal.SIGKILL, "std::bad_alloc", True, True),
         (-signal.SIGSEGV, "", True, False),
         (-signal.SIGABRT, "[METAL] Command buffer execution failed: Caused GPU Hang Error (00000003:kIO", True, False),
         (-signal.SIGABRT, "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)", True, True),
@@ -183,3 +190,4 @@ def test_three_ends_count_only_within_ten_minutes() -> None:
 def test_what_an_end_means(code: int, words: str, abnormal: bool, out_of_memory: bool) -> None:
     ending = Ending(code, words)
     assert (ending.abnormal, ending.out_of_memory) == (abnormal, out_of_memory)
+    assert ending.perhaps_out_of_memory == (code == -signal.SIGKILL and not out_of_memory)
