@@ -49,6 +49,16 @@ ApiKey = Annotated[str | None, _flag("--api-key", "The key that the server at --
 Url = Annotated[str | None, _flag("--url", "Use the server at this address, not this user's own.")]
 
 
+def port_number(text: str) -> int:
+    """The port that a flag names; 0 is allowed. Raises typer.BadParameter."""
+    try:
+        if 0 <= (port := int(text)) <= 65535:
+            return port
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{text!r} is no port; give 1 to 65535, or 0 for a free one")
+
+
 def as_flags(**values: object) -> tuple[str, ...]:
     """Values as flags of a command line; those that were not given, and `auto`, are left out."""
     given = {name: value for name, value in values.items() if value not in (None, "auto")}

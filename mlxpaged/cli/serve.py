@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Option("--host", envvar="MLXPAGED_HOST", help="Address to listen on.")]
 Port = Annotated[
-    int, typer.Option("--port", envvar="MLXPAGED_PORT", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    int,
+    typer.Option(
+        "--port",
+        envvar="MLXPAGED_PORT",
+        parser=options.port_number,
+        metavar="PORT",
+        help="Port to listen on, 1 to 65535; 0 takes a free one.",
+    ),
 ]
 ServedNames = Annotated[
     list[str] | None,
@@ -179,6 +186,7 @@ def serve(
             lambda url: _beside(service, model, url, server_options, unix_socket, given),
             unix_socket,
             given.opened() if given else None,
+            complain,
         )
     return 0
 

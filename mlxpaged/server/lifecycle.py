@@ -1,12 +1,14 @@
 """The server's life: sockets, signals, draining, the end. Owns the uvicorn server; knows nothing of routes.
 
 The first SIGTERM or SIGINT stops accepting and lets running replies finish, for `shutdown_s` at most; then they are cut
-with an error event. The second signal ends at once.
+with an error event. The second signal cuts them at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 import socket
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +29,9 @@ WhileServing = Callable[[str], Coroutine[Any, Any, None]]
 
 _TICK_S = 1.0
 _LAST_RESORT_S = 5.0
-"""After replies were cut, how long their last bytes may take before their tasks are cancelled."""
+"""After replies were cut, how long their last bytes may take before their connections are closed."""
+_HURRIED_S = 2.0
+"""The same after a second signal."""
 
 
 def serve(
@@ -38,37 +42,43 @@ def serve(
     while_serving: WhileServing | None = None,
     unix_socket: Path | None = None,
     sockets: Sequence[socket.socket] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve until a signal ends it; in the main thread. Returns when every reply has ended and the sockets are closed.
 
     With `unix_socket` that path is listened on instead of host and port. Raises what `listen` does, before anything
     else happens. `sockets`: they were taken already, by the parent process, which also cleans up. `while_serving` gets
     the base URL and runs beside the server (loading the model, saying when it is ready); what it raises ends the
-    server and is raised here.
+    server and is raised here. `say` is told, once a signal came, which replies hold the end up.
     """
     options = options or ServerOptions()
     if sockets is not None:
         local = unix_socket is not None or is_loopback(host)
-        Server(backend, replace(options, loopback=local)).run_until_stopped(sockets, while_serving)
+        Server(backend, replace(options, loopback=local), say).run_until_stopped(sockets, while_serving)
         return
     if unix_socket is not None:
         bound = listen_unix(unix_socket)
         try:
-            Server(backend, replace(options, loopback=True)).run_until_stopped([bound], while_serving)
+            Server(backend, replace(options, loopback=True), say).run_until_stopped([bound], while_serving)
         finally:
             unix_socket.unlink(missing_ok=True)
         return
     taken = listen(host, port, options.insecure_no_auth or bool(options.api_keys))
-    Server(backend, replace(options, loopback=is_loopback(host))).run_until_stopped(taken, while_serving)
+    Server(backend, replace(options, loopback=is_loopback(host)), say).run_until_stopped(taken, while_serving)
 
 
 class Server(uvicorn.Server):
     """uvicorn's server with our draining, and without its ten wake-ups a second while idle."""
 
-    def __init__(self, backend: LocalBackend, options: ServerOptions) -> None:
+    def __init__(
+        self, backend: LocalBackend, options: ServerOptions, say: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._gate = Gate()
         self._options = options
+        self._say = say
         self._wake: Callable[[], object] = lambda: None
+        self._signals: list[int] = []
+        self._hurry: Callable[[], object] = lambda: None
         self._busy = (0, 0.0)  # requests so far, and the loop's time when one was last seen
         config = uvicorn.Config(
             create_app(backend, options, self._gate),
@@ -80,8 +90,9 @@ class Server(uvicorn.Server):
             server_header=False,
             # Clients reuse connections for about a minute; closing sooner shows as a reset in the middle of a request.
             timeout_keep_alive=75,
-            timeout_graceful_shutdown=int(options.shutdown_s + _LAST_RESORT_S),
+            timeout_graceful_shutdown=int(options.shutdown_s + 2 * _LAST_RESORT_S),  # ours come first
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         super().__init__(config)
 
     def run_until_stopped(self, sockets: Sequence[socket.socket], while_serving: WhileServing | None = None) -> None:
@@ -94,8 +105,9 @@ class Server(uvicorn.Server):
         self._wake()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            self.force_exit = True
+        self._signals.append(sig)
+        if len(self._signals) > 1:
+            self._hurry()
         self.stop()
 
     @contextmanager
@@ -125,12 +137,40 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._gate.close()
-        cutting = asyncio.get_running_loop().call_later(self._options.shutdown_s, self._gate.cut)
+        self._tell()
+        loop = asyncio.get_running_loop()
+        cutting = loop.call_later(self._options.shutdown_s, self._cut, _LAST_RESORT_S)
+        self._hurry = lambda: loop.call_soon_threadsafe(self._cut, _HURRIED_S)
+        if len(self._signals) > 1:  # the second came before anybody could hurry
+            self._hurry()
         try:
             await super().shutdown(sockets)
         finally:
+            self._hurry = lambda: None
             cutting.cancel()
             self._gate.cut()
+
+    def _tell(self) -> None:
+        """What the end waits for, where a signal asked for it and there is something."""
+        live = self._gate.num_live
+        if not live or not self._signals:
+            return
+        said = f"ending: waiting up to {self._options.shutdown_s:g} s for {live} {'reply' if live == 1 else 'replies'}"
+        if self._signals[0] == signal.SIGINT:
+            said += "; Ctrl-C again ends it now"
+        with suppress(OSError):  # a terminal that is gone; the replies are not
+            self._say(said)
+
+    def _cut(self, grace_s: float) -> None:
+        """End the replies, each with its error event; who has not read that after `grace_s` loses the connection."""
+        self._gate.cut()
+        asyncio.get_running_loop().call_later(grace_s, self._abandon)
+
+    def _abandon(self) -> None:
+        for connection in list(self.server_state.connections):
+            if connection.transport:
+                connection.transport.abort()  # its request ends as one whose client has left
+        self.force_exit = True
 
     async def _run(self, sockets: list[socket.socket], while_serving: WhileServing | None) -> None:
         serving = asyncio.create_task(self.serve(sockets))
@@ -145,3 +185,8 @@ class Server(uvicorn.Server):
         beside.cancel()
         with suppress(asyncio.CancelledError):
             await beside
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """A request that the server's end has cancelled is no failure to tell of."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))

@@ -96,8 +96,10 @@ def test_no_server_at_the_address(program: Program) -> None:
         (["run", "smollm2", "hi", "--memory-budget", "lots"], ["--memory-budget is 'lots'", "6GB"]),
         (["run", "smollm2", "hi", "--raw", "--system", "x"], ["--system", "--raw"]),
         (["run", "smollm2", "hi", "--seed", "many"], ["--seed"]),
+        (["run", "smollm2", "hi", "--seed", "18446744073709551615"], ["--seed is 18446744073709551615", "to 2^63-1"]),
         (["run"], ["MODEL", "mlxpaged run --help"]),
-        (["serve", "smollm2", "--port", "70000"], ["--port", "65535"]),
+        (["serve", "smollm2", "--port", "70000"], ["--port", "'70000' is no port", "1 to 65535"]),
+        (["serve", "smollm2", "--port", "abc"], ["--port", "'abc' is no port", "1 to 65535"]),
         (["serve", "smollm2", "--host", "0.0.0.0"], ["--host 0.0.0.0", "--insecure-no-auth"]),
         (["chat", "smollm2", "--top-k", "-2"], ["--top-k is -2"]),
         (["frobnicate"], ["frobnicate", "mlxpaged --help"]),
@@ -106,6 +108,22 @@ def test_no_server_at_the_address(program: Program) -> None:
 )
 def test_a_wrong_flag_is_named_before_any_model_is_loaded(program: Program, args: list[str], words: list[str]) -> None:
     assert_one_line(program(*args, stdin="x"), 2, *words)
+
+
+@pytest.mark.parametrize(
+    ("args", "variable", "value", "words"),
+    [
+        (["run", "smollm2", "hi"], "MLXPAGED_TOP_P", "7", "--top-p (from MLXPAGED_TOP_P) is 7.0; it must be above 0"),
+        (["chat", "smollm2"], "MLXPAGED_CTX", "3", "--ctx (from MLXPAGED_CTX) is 3; it must be at least 16"),
+        (["run", "smollm2", "hi", "--top-p", "8"], "MLXPAGED_TOP_P", "7", "--top-p is 8.0; it must be above 0"),
+        (["run", "smollm2", "hi", "--top-p", "8"], "MLXPAGED_TOP_K", "7", "--top-p is 8.0; it must be above 0"),
+        (["bench", "engine", "smollm2"], "MLXPAGED_DTYPE", "float8", "--dtype (from MLXPAGED_DTYPE) is 'float8'"),
+    ],
+)
+def test_a_variable_with_a_wrong_value_is_named(
+    program: Program, args: list[str], variable: str, value: str, words: str
+) -> None:
+    assert_one_line(program(*args, stdin="x", **{variable: value}), 2, words)
 
 
 def test_an_unexpected_error_is_one_line_and_its_traceback_is_kept(program: Program, tmp_path: Path) -> None:

@@ -68,6 +68,31 @@ def test_an_abort_in_mid_stream_breaks_that_stream_only(environment: dict[str, s
         assert not record.exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "choices", "live"), [((), 1, "1 reply"), (("--no-restart",), 2, "2 replies")], ids=["restart", "alone"]
+)
+def test_a_second_interrupt_ends_live_replies_at_once_and_tells_their_client(
+    environment: dict[str, str], flags: tuple[str, ...], choices: int, live: str
+) -> None:
+    with (
+        served(environment, *flags) as (server, url),
+        httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as http,
+        http.stream("POST", "/chat/completions", json={**ENDLESS, "n": choices}) as answer,
+    ):
+        assert server.stderr
+        lines = answer.iter_lines()
+        while "Once" not in next(lines):
+            pass
+        server.send_signal(signal.SIGINT)
+        said = server.stderr.readline()
+        assert said == f"mlxpaged: ending: waiting up to 10 s for {live}; Ctrl-C again ends it now\n"
+        server.send_signal(signal.SIGINT)
+        rest = "\n".join(lines)
+        assert "the server is shutting down; the reply was cut off" in rest and "[DONE]" not in rest
+        assert server.wait(PATIENCE_S) == 0
+        assert server.stderr.read() == ""
+
+
 def test_without_restart_the_serving_process_is_the_one_that_was_started(environment: dict[str, str]) -> None:
     with served(environment, "--no-restart") as (server, _):
         assert psutil.Process(server.pid).children() == []

@@ -181,18 +181,24 @@ async def ready(url):
     print(url, flush=True)
 
 service = ScriptedService(lambda *_: says(*"abc"), manual=True)
-serve(LocalBackend(service), "127.0.0.1", 0, ServerOptions(shutdown_s=60), ready)
+say = lambda text: print(text, flush=True)
+serve(LocalBackend(service), "127.0.0.1", 0, ServerOptions(shutdown_s=60), ready, say=say)
 print("ended", flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_one_signal_drains_and_a_second_ends_at_once(number: signal.Signals) -> None:
-    """The reply never ends by itself and may run for 60 s: only the second signal can end this so soon."""
+@pytest.mark.parametrize(
+    ("number", "way_out"), [(signal.SIGTERM, ""), (signal.SIGINT, "; Ctrl-C again ends it now")], ids=["TERM", "INT"]
+)
+def test_one_signal_drains_and_a_second_ends_at_once(number: signal.Signals, way_out: str) -> None:
+    """The reply never ends by itself, nor when it is cut, and may run for 60 s: only the second signal can end this so
+    soon, and has nothing to complain of."""
     root = Path(__file__).resolve().parent.parent.parent
     program = [sys.executable, "-c", PROGRAM]
-    with subprocess.Popen(program, cwd=root, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": "."}) as process:
-        assert process.stdout is not None
+    with subprocess.Popen(
+        program, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"PYTHONPATH": "."}
+    ) as process:
+        assert process.stdout and process.stderr
         try:
             url = process.stdout.readline().strip()
             with httpx.stream("POST", url + CHAT, json=HELLO, trust_env=False, timeout=20) as answer:
@@ -203,7 +209,8 @@ def test_one_signal_drains_and_a_second_ends_at_once(number: signal.Signals) -> 
                 assert process.poll() is None
                 process.send_signal(number)
                 assert process.wait(20) == 0
-            assert process.stdout.read() == "ended\n"
+            assert process.stdout.read() == f"ending: waiting up to 60 s for 1 reply{way_out}\nended\n"
+            assert process.stderr.read() == ""
         finally:
             process.kill()
 

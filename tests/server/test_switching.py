@@ -66,6 +66,23 @@ def test_a_running_reply_finishes_before_the_switch_and_the_one_who_waits_is_kep
     assert b'"model":"org/other"' in seen and seen.endswith(b"data: [DONE]\n\n") and b": ka\n\n" not in seen
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_servers_end_is_told_to_who_still_waits_for_a_model(serve: Serve, stream: bool) -> None:
+    service = ScriptedService(manual=True)
+    server = serve(service, installed=("org/other",), options=ServerOptions(shutdown_s=0.05))
+    with ThreadPoolExecutor(1) as pool, server.http.stream("POST", CHAT, json=hello("scripted", stream=True)) as first:
+        service.wait_until(lambda stats: stats.num_running == 1)
+        waiting = pool.submit(server.http.post, CHAT, json=hello("org/other", stream=stream))
+        wait_for(server, "waiting")
+        server.server.stop()
+        answer = waiting.result(20)
+        service.step()
+        first.read()
+    assert answer.status_code == (200 if stream else 503)
+    assert "the server is shutting down; the request was given up" in answer.text and "[DONE]" not in answer.text
+    assert service.loads == []
+
+
 def test_told_to_retry_instead_of_waiting(serve: Serve) -> None:
     service = ScriptedService(hold_loads=True)
     server = serve(service, installed=("org/other",), options=ServerOptions(on_switch="retry"))
