@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ..config import EngineConfig
+from ..config import BLOCK_SIZE, EngineConfig
 from .exits import complain
 
 if TYPE_CHECKING:
@@ -28,30 +28,48 @@ def show_estimate(model: str, config: EngineConfig, as_json: bool) -> int:
     plan, paged = estimate(source, config)
     for note in cut_context(plan.name, config.context_len, plan.context_len):
         complain(note)
-    served_by, reason = "paged" if paged else "one at a time", refusal(plan)
+    reason = refusal(plan)
     if as_json:
-        print(json.dumps(asdict(plan) | {"fits": plan.fits, "served_by": served_by, "refusal": reason}))
+        print(json.dumps(asdict(plan) | {"fits": plan.fits, "served_by": _served_by(paged), "refusal": reason}))
     else:
-        for name, value in _facts(plan, served_by):
+        for name, value in _facts(plan, paged, config):
             print(f"{name:13}{value}")
         print(reason or "it fits")
     return 0 if plan.fits else 1
 
 
-def _facts(plan: MemoryPlan, served_by: str) -> list[Fact]:
+def _served_by(paged: bool) -> str:
+    return "paged" if paged else "one at a time"
+
+
+def _facts(plan: MemoryPlan, paged: bool, config: EngineConfig) -> list[Fact]:
     from ..model.memplan import gib
 
-    pool = f"{gib(plan.kv_bytes)}, {plan.token_bytes / 1024:.1f} KiB a token, "
-    blocks = " + ".join(f"{count - 1:,}" for count in plan.most_blocks)
-    begins = " + ".join(f"{count - 1:,}" for count in plan.start_blocks)
     facts = [
-        ("model", f"{plan.name}, served {served_by}"),
+        ("model", f"{plan.name}, served {_served_by(paged)}"),
         ("limit", f"{gib(plan.limit_bytes)}, by {plan.limited_by}"),
         ("weights", gib(plan.weights_bytes)),
         ("work", f"{gib(plan.chunk_bytes)} for a step, {gib(plan.cache_bytes)} kept for reuse"),
-        ("K/V", f"{pool}{blocks} blocks of 16 tokens at most, {begins} to begin with"),
-        ("context", f"{min(plan.context_len, plan.largest_context):,} tokens of {plan.context_len:,}"),
+        ("K/V", f"{plan.token_bytes / 1024:.1f} KiB a token, room for {gib(plan.kv_bytes)}"),
     ]
+    if plan.fits and plan.most_blocks:
+        facts.append(("pool", _pool(plan, paged, config)))
     if plan.fixed_bytes:
-        facts.insert(5, ("state", f"{gib(plan.fixed_bytes)} a request"))
-    return facts
+        facts.append(("state", f"{gib(plan.fixed_bytes)} a request"))
+    return [*facts, ("context", f"{min(plan.context_len, plan.largest_context):,} tokens of {plan.context_len:,}")]
+
+
+def _pool(plan: MemoryPlan, paged: bool, config: EngineConfig) -> str:
+    """How large the pool of K/V gets, and what keeps it from getting larger."""
+    from ..model.memplan import gib
+
+    blocks = " + ".join(f"{count - 1:,}" for count in plan.most_blocks)
+    begins = " + ".join(f"{count - 1:,}" for count in plan.start_blocks)
+    size = f"{blocks} blocks of {BLOCK_SIZE} tokens at most ({gib(plan.most_bytes)}), {begins} to begin with"
+    if plan.most_contexts is None:
+        return f"{size}; there is no room for more"
+    if not paged:
+        return f"{size}; that is one full context"
+    rows = plan.most_contexts
+    bound = f"--max-num-seqs {rows}" if rows == config.max_rows else "a CPU's limit unless --memory-budget is given"
+    return f"{size}; that is {rows:,} full context{'s' * (rows != 1)}, {bound}"

@@ -1,4 +1,5 @@
-"""`mlxpaged pull`, `list`, `show`, `rm` and `cp`: the models on this disk. Loads none and imports no mlx."""
+"""`mlxpaged pull`, `list`, `show`, `rm` and `cp`: the models on this disk. Loads none, and imports no mlx but for
+`show`, which tells what K/V takes on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, MlxpagedError
 from . import options
 from .exits import complain
 from .listing import columns, size
@@ -19,9 +20,10 @@ from .progress import LoadProgress, wait_with_bar
 from .settings import model_folders
 
 if TYPE_CHECKING:
+    from ..config import EngineConfig
     from ..model.describe import Description
     from ..model.shelf import OnDisk
-    from ..model.sources import Progress
+    from ..model.sources import ModelSource, Progress
 
 _REPORT_S = 0.5
 
@@ -87,17 +89,36 @@ def _own_folders() -> list[Path]:
         return []
 
 
-def show(model: options.ModelArgument, as_json: AsJson = False) -> None:
+def show(model: options.ModelArgument, dtype: options.DtypeFlag = "auto", as_json: AsJson = False) -> None:
     """Say what a model is and what it takes."""
     from ..model.describe import describe
     from ..model.sources import resolve
 
-    about = describe(resolve(model, fetch=False))
+    config = options.engine_config(dtype, None)
+    source = resolve(model, fetch=False)
+    about, kv = describe(source), _kv_of(source, config)
     if as_json:
-        print(json.dumps(asdict(about) | {"path": str(about.path)}))
+        own = {"path": str(about.path), "kv_bytes_per_token": kv and kv[0], "kv_bytes_per_context": kv and kv[1]}
+        print(json.dumps(asdict(about) | own))
         return
-    for name, value in _facts(about):
+    for name, value in _facts(about, kv):
         print(f"{name:13}{value}")
+
+
+def _kv_of(source: ModelSource, config: EngineConfig) -> tuple[int, int] | None:
+    """Bytes of K/V that a token and a full context take here; None for a model that cannot be loaded."""
+    from ..model.startup import before_mlx
+
+    before_mlx()
+    from ..model.estimate import step_budget, unread_need
+    from ..model.kvplan import row_bytes
+
+    try:
+        need, _ = unread_need(source, config.dtype)
+    except MlxpagedError:  # what is wrong is told when it is loaded; its files are described all the same
+        return None
+    whole = row_bytes(need.groups, need.context_len, step_budget(config).most)
+    return need.token_bytes, whole + need.fixed_bytes
 
 
 def remove(models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="Names or aliases.")]) -> None:
@@ -140,7 +161,7 @@ class _JsonLines:
             print(json.dumps(asdict(progress)), flush=True)
 
 
-def _facts(about: Description) -> list[tuple[str, str]]:
+def _facts(about: Description, kv: tuple[int, int] | None) -> list[tuple[str, str]]:
     """Name and value of every line of `show`."""
     context = f"{about.context_len:,} tokens" if about.context_len else "-"
     facts = [
@@ -153,19 +174,18 @@ def _facts(about: Description) -> list[tuple[str, str]]:
             "template",
             f"{about.template_bytes:,} characters" if about.template_bytes else "none: plain completions only",
         ),
-        ("memory", _memory(about)),
+        ("memory", _memory(about, kv)),
         ("served", f"is decided when it is loaded; `mlxpaged doctor {about.name}` says how and checks it"),
         ("path", str(about.path)),
     ]
     return facts
 
 
-def _memory(about: Description) -> str:
-    """What the files tell; how weights are held in memory depends on the machine, which only mlx knows."""
+def _memory(about: Description, kv: tuple[int, int] | None) -> str:
     plan = f"{size(about.num_bytes)} of weights on disk"
-    if about.kv_bytes_per_token:
-        whole = about.kv_bytes_per_token * (about.context_len or 0)
-        plan += f", K/V {size(about.kv_bytes_per_token * 1000)} per 1,000 tokens ({size(whole)} for a full context)"
+    if kv:
+        token, whole = kv
+        plan += f", K/V {size(token * 1000)} per 1,000 tokens ({size(whole)} for a full context)"
     return f"{plan}; `mlxpaged load {about.name} --estimate` says what it takes on this machine"
 
 

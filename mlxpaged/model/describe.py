@@ -16,17 +16,13 @@ from .sources import ModelSource
 if TYPE_CHECKING:
     from .gguf_file import GgufFile
 
-_KV_BYTES = 2
-"""Bytes of one stored number of K/V as most models keep it, in 16 bits."""
-
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 _KIND = re.compile(r"(?:^|[-_.])((?:IQ|Q|F|BF|MXFP)\d[\w]*)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """None: the files do not say. `kv_bytes_per_token` is of all layers at 16 bits, of models whose layers all keep
-    every token; `template_bytes` is the length of the chat template, 0 where there is none."""
+    """None: the files do not say. `template_bytes` is the length of the chat template, 0 where there is none."""
 
     name: str
     path: Path
@@ -37,7 +33,6 @@ class Description:
     context_len: int | None = None
     num_layers: int | None = None
     template_bytes: int = 0
-    kv_bytes_per_token: int | None = None
 
 
 def describe(source: ModelSource) -> Description:
@@ -58,7 +53,6 @@ def _of_folder(source: ModelSource) -> Description:
         context_len=next((int(text[key]) for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None),
         num_layers=text.get("num_hidden_layers"),
         template_bytes=_template_bytes(source.path),
-        kv_bytes_per_token=_kv_bytes(text),
     )
 
 
@@ -72,14 +66,6 @@ def _of_gguf(source: ModelSource) -> Description:
         value = file.number(f"{family}.{key}")
         return None if value is None else int(value)
 
-    heads, width = number("attention.head_count"), number("embedding_length")
-    about = {
-        "num_hidden_layers": number("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": number("attention.head_count_kv") or heads,
-        "hidden_size": width,
-        "head_dim": number("attention.key_length"),
-    }
     return Description(
         source.name,
         source.path,
@@ -88,9 +74,8 @@ def _of_gguf(source: ModelSource) -> Description:
         family=family,
         quantisation=gguf_quantisation(file),
         context_len=number("context_length"),
-        num_layers=about["num_hidden_layers"],
+        num_layers=number("block_count"),
         template_bytes=len(file.text("tokenizer.chat_template") or ""),
-        kv_bytes_per_token=_kv_bytes(about),
     )
 
 
@@ -114,17 +99,6 @@ def gguf_quantisation(file: GgufFile) -> str | None:
     for tensor in file.tensors.values():
         sizes[tensor.kind] += tensor.data.nbytes
     return sizes.most_common(1)[0][0] if sizes else None
-
-
-def _kv_bytes(config: dict[str, Any]) -> int | None:
-    """K and V of every layer for one token; None where the config has no plain attention of one kind."""
-    if config.get("kv_lora_rank") or config.get("layer_types") or config.get("sliding_window_pattern"):
-        return None
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    if not layers or not heads or not config.get("hidden_size"):
-        return None
-    width = config.get("head_dim") or config["hidden_size"] // heads
-    return 2 * int(layers) * int(config.get("num_key_value_heads") or heads) * int(width) * _KV_BYTES
 
 
 def _template_bytes(folder: Path) -> int:

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
-from ..config import BLOCK_SIZE, EngineConfig
+from ..config import BLOCK_SIZE, Dtype, EngineConfig
 from ..errors import ModelTooLarge
 from ..sched.budget import StepBudget
 from .kvplan import KVGroup
@@ -64,13 +64,19 @@ def estimate(source: ModelSource, config: EngineConfig) -> tuple[MemoryPlan, boo
 
     Raises what opening the model raises: ModelNotFound, UnsupportedModel.
     """
-    seen = unread(source, config.dtype)
+    need, paged = unread_need(source, config.dtype)
+    return plan_memory(machine(), need, wish_of(config, paged)), paged
+
+
+def unread_need(source: ModelSource, dtype: Dtype) -> tuple[Need, bool]:
+    """What a model that is not loaded would take here, and whether the paged path can serve it; reads and raises as
+    `estimate` does."""
+    seen = unread(source, dtype)
     try:
         spec: KVSpec | None = probe(seen.model)
     except NotPaged:
         spec = None
-    need = need_of(source.name, seen.model, seen.config, seen.weights_bytes, seen.context_len, spec)
-    return plan_memory(machine(), need, wish_of(config, spec is not None)), spec is not None
+    return need_of(source.name, seen.model, seen.config, seen.weights_bytes, seen.context_len, spec), spec is not None
 
 
 def require_room(source: ModelSource, config: EngineConfig) -> None:

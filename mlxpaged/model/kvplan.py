@@ -68,17 +68,22 @@ def row_bytes(groups: Sequence[KVGroup], tokens: int, step_budget: int) -> int:
     return sum(group.row_blocks(tokens, step_budget) * group.block_bytes for group in groups)
 
 
+def wanted_blocks(groups: Sequence[KVGroup], context_len: int, max_rows: int, step_budget: int) -> tuple[int, ...]:
+    """Blocks of each KV group (the null block included) that `max_rows` full contexts could use. A windowed group never
+    needs more than its rows' windows and one chunk each; twice that lets prefixes stay findable."""
+    contexts = [min(blocks_for(context_len), 2 * group.row_blocks(context_len, step_budget)) for group in groups]
+    return tuple(max_rows * blocks + 1 for blocks in contexts)
+
+
 def plan_blocks(
     groups: Sequence[KVGroup], *, budget_bytes: int, context_len: int, max_rows: int, step_budget: int
 ) -> tuple[int, ...]:
     """Blocks of each KV group (the null block included) within `budget_bytes`.
 
-    No group gets more than `max_rows` full contexts could use. A windowed group never needs more than its rows'
-    windows and one chunk each; twice that lets prefixes stay findable. The longest request that fits at all comes
-    first; what is left is shared out in proportion to what each group could still use.
+    No group gets more than `wanted_blocks`. The longest request that fits at all comes first; what is left is shared
+    out in proportion to what each group could still use.
     """
-    contexts = [min(blocks_for(context_len), 2 * group.row_blocks(context_len, step_budget)) for group in groups]
-    wanted = [max_rows * blocks + 1 for blocks in contexts]
+    wanted = wanted_blocks(groups, context_len, max_rows, step_budget)
 
     def one_row(tokens: int) -> list[int]:
         return [group.row_blocks(tokens, step_budget) + 1 for group in groups]

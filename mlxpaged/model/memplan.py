@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .kvplan import KVGroup, most, plan_blocks, row_bytes, start_blocks
+from .kvplan import KVGroup, most, plan_blocks, row_bytes, start_blocks, wanted_blocks
 
 LEAST_CONTEXT = 512
 """A model that could not hold even this many tokens is refused."""
@@ -114,9 +114,11 @@ class Wish:
 class MemoryPlan:
     """Bytes and blocks. `limit_bytes` is the smallest of all limits and `limited_by` its name; weights, `chunk_bytes`
     (one step's work) and `cache_bytes` (what MLX may keep for reuse) come off it, `kv_bytes` is left. Per KV group the
-    pool begins with `start_blocks` and never has more than `most_blocks`. `largest_context`: tokens of the longest
-    request that fits, 0 for none; `context_len`: what a request may have; `least_context`: what must fit, and
-    `least_bytes` the limit with which it would. `machine_bytes`: the smallest limit but --memory-budget."""
+    pool begins with `start_blocks` and never has more than `most_blocks`, which take `most_bytes`; it has no more of
+    them because they hold `most_contexts` full contexts, or, None, because there is no room for more.
+    `largest_context`: tokens of the longest request that fits, 0 for none; `context_len`: what a request may have;
+    `least_context`: what must fit, and `least_bytes` the limit with which it would. `machine_bytes`: the smallest limit
+    but --memory-budget."""
 
     name: str
     limit_bytes: int
@@ -134,6 +136,8 @@ class MemoryPlan:
     least_context: int
     least_bytes: int
     machine_bytes: int
+    most_bytes: int
+    most_contexts: int | None
 
     @property
     def fits(self) -> bool:
@@ -172,6 +176,7 @@ def plan_memory(machine: Machine, need: Need, wish: Wish) -> MemoryPlan:
         max_rows=wish.pool_rows,
         step_budget=wish.step_budget,
     )
+    wanted = wanted_blocks(need.groups, context_len, wish.pool_rows, wish.step_budget)
     return MemoryPlan(
         need.name,
         limit,
@@ -189,6 +194,8 @@ def plan_memory(machine: Machine, need: Need, wish: Wish) -> MemoryPlan:
         least,
         least_bytes,
         min(machine.limits(None).values()),
+        sum(count * group.block_bytes for count, group in zip(ceilings, need.groups, strict=True)),
+        wish.pool_rows if ceilings == wanted else None,
     )
 
 
@@ -212,6 +219,16 @@ def refusal(plan: MemoryPlan) -> str | None:
         f"{takes}, and {allows}; with {_kb(plan.token_bytes)} of K/V a token {context} does not fit, the largest that "
         f"does is {plan.largest_context:,}; "
         + (f"use --ctx {plan.largest_context}" if plan.largest_context >= 16 and asked else _way_out(plan))
+    )
+
+
+def shortfall(plan: MemoryPlan) -> str | None:
+    """A line for a model that fits, but whose context is longer than the memory for its K/V; None where it is not."""
+    if plan.largest_context >= plan.context_len:
+        return None
+    return (
+        f"conversations of up to {plan.largest_context:,} tokens fit, {plan.name} was made for {plan.context_len:,}: "
+        f"{plan.limited_by} leaves {gib(plan.kv_bytes)} for K/V, {plan.token_bytes / 1024:.0f} KiB a token"
     )
 
 

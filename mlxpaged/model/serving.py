@@ -29,7 +29,7 @@ from .linear_ways import linear_ways
 from .linears import LinearWays
 from .loader import LoadedModel
 from .memory import limit_mlx, machine, spare_memory
-from .memplan import MemoryPlan, plan_memory
+from .memplan import MemoryPlan, plan_memory, shortfall
 from .plainpool import PlainPool
 from .poolsize import PoolSizer
 from .replay import BLOCKS, Replay, find_replay
@@ -144,12 +144,8 @@ def _start(config: EngineConfig, plan: MemoryPlan) -> tuple[int, ...]:
 
 def _short_of(config: EngineConfig, plan: MemoryPlan) -> tuple[str, ...]:
     """A line for a model whose context is longer than the memory for its K/V."""
-    if config.num_blocks is not None or plan.largest_context >= plan.context_len:
-        return ()
-    return (
-        f"conversations of up to {plan.largest_context:,} tokens fit, {plan.name} was made for {plan.context_len:,}: "
-        f"{plan.limited_by} leaves {plan.kv_bytes / 2**30:.1f} GiB for K/V, {plan.token_bytes / 1024:.0f} KiB a token",
-    )
+    line = shortfall(plan) if config.num_blocks is None else None
+    return () if line is None else (line,)
 
 
 def replay(loaded: LoadedModel, spec: KVSpec, path: AttentionPath, linears: LinearWays | None) -> Replay:

@@ -27,7 +27,11 @@ def test_it_says_what_a_model_takes_and_loads_nothing(program: Program) -> None:
         "limit        7.00 GiB, by the free memory",
         "weights      0.50 GiB",
     ]
-    assert "45.0 KiB a token, 2,048 blocks of 16 tokens at most, 256 to begin with" in done.out
+    assert done.out.splitlines()[4].startswith("K/V          45.0 KiB a token, room for 6.")
+    assert done.out.splitlines()[5] == (
+        "pool         2,048 blocks of 16 tokens at most (1.41 GiB), 256 to begin with; "
+        "that is 4 full contexts, a CPU's limit unless --memory-budget is given"
+    )
     assert "context      8,192 tokens of 8,192" in done.out and done.out.endswith("it fits\n")
 
 
@@ -35,6 +39,19 @@ def test_a_context_above_the_models_own_is_told(program: Program) -> None:
     done = program("load", "smollm2", "--estimate", "--dtype", "float32", "--ctx", "20000")
     told = "mlxpaged: --ctx 20000 is more than smollm2 was made for; its context is 8,192 tokens\n"
     assert (done.code, done.err) == (0, told) and "8,192 tokens of 8,192" in done.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--memory-budget", "1GB"], "; there is no room for more"),
+        (["--max-num-seqs", "2"], "1,024 blocks of 16 tokens at most (0.70 GiB), 256 to begin with; that is 2 full"),
+        (["--max-num-seqs", "1"], "; that is 1 full context, --max-num-seqs 1"),
+        (["--memory-budget", "7GB", "--max-num-seqs", "8"], "; that is 8 full contexts, --max-num-seqs 8"),
+    ],
+)
+def test_it_says_what_bounds_the_pool(program: Program, flags: list[str], words: str) -> None:
+    assert words in program("load", "smollm2", "--estimate", "--dtype", "float32", *flags).out
 
 
 def test_json_has_every_number(program: Program) -> None:
@@ -45,6 +62,10 @@ def test_json_has_every_number(program: Program) -> None:
     assert plan["token_bytes"] == 30 * 2 * 3 * 64 * 4 and plan["weights_bytes"] == 538_060_032
     spent = plan["weights_bytes"] + plan["chunk_bytes"] + plan["cache_bytes"] + plan["kv_bytes"]
     assert spent == plan["limit_bytes"]
+    assert plan["most_bytes"] == plan["most_blocks"][0] * 16 * plan["token_bytes"] <= plan["kv_bytes"]
+    assert plan["most_contexts"] is None
+    done = program("load", "smollm2", "--estimate", "--json", "--dtype", "float32")
+    assert json.loads(done.out)["most_contexts"] == 4
 
 
 def test_a_model_that_would_not_fit_is_exit_1_with_the_way_out(program: Program) -> None:

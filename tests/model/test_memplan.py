@@ -9,7 +9,18 @@ import pytest
 
 from mlxpaged.cli.options import byte_count
 from mlxpaged.model.kvplan import KV_FORMATS, KVGroup, affordable, most, plan_blocks, row_bytes, start_blocks
-from mlxpaged.model.memplan import Machine, MemoryPlan, Need, Wish, Work, gib, is_fused, plan_memory, refusal
+from mlxpaged.model.memplan import (
+    Machine,
+    MemoryPlan,
+    Need,
+    Wish,
+    Work,
+    gib,
+    is_fused,
+    plan_memory,
+    refusal,
+    shortfall,
+)
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 FP16 = KV_FORMATS["float16"]
@@ -21,6 +32,7 @@ H200 = Machine(total=139 * GIB, free=138 * GIB)
 LLAMA_8B = KVGroup.of(layers=32, heads=8, k_width=128, v_width=128, form=FP16)
 LLAMA_70B = KVGroup.of(layers=80, heads=8, k_width=128, v_width=128, form=FP16)
 WORK_8B = Work(4096, 14336, 32, 128, 128_256, 2, fused=True)
+WORK_SMALL = Work(576, 1536, 9, 64, 49_152, 4, fused=True)
 
 
 def need(weights: float, *groups: KVGroup, context: int = 131_072, **fields: Any) -> Need:
@@ -199,3 +211,20 @@ def test_growth_counts_the_layer_that_is_held_twice() -> None:
 
 def test_most_finds_the_last_number_that_holds() -> None:
     assert [most(lambda n, limit=limit: n <= limit, 9) for limit in (-1, 0, 1, 5, 9, 20)] == [0, 0, 1, 5, 9, 9]
+
+
+def test_a_context_that_does_not_fit_is_told_with_what_is_left_however_little_that_is() -> None:
+    small = replace(need(0.1, KVGroup.of(30, 3, 64, 64, KV_FORMATS["float32"]), context=8192), work=WORK_SMALL)
+    plan = plan_memory(MAC_16, small, Wish(memory_budget=270 * MIB))
+    assert plan.fits and (line := shortfall(plan)) is not None
+    assert line.startswith(f"conversations of up to {plan.largest_context:,} tokens fit, the model was made for 8,192")
+    assert f"--memory-budget leaves {plan.kv_bytes / MIB:.1f} MiB for K/V, 45 KiB a token" in line
+    assert shortfall(plan_memory(MAC_16, small, Wish())) is None
+
+
+def test_a_plan_says_what_bounds_the_pool() -> None:
+    roomy = plan_memory(MAC_128, need(9.0, context=8192), Wish(pool_rows=4))
+    assert (roomy.most_contexts, roomy.most_blocks) == (4, (4 * 512 + 1,))
+    assert roomy.most_bytes == (4 * 512 + 1) * LLAMA_8B.block_bytes < roomy.kv_bytes
+    tight = plan_memory(MAC_128, need(9.0), Wish())
+    assert tight.most_contexts is None and tight.most_bytes <= tight.kv_bytes
