@@ -236,6 +236,7 @@ def in_lines(stats: EngineStats) -> str:
             f"{stats.blocks_free} free of {stats.blocks_total}",
             f"tokens    {stats.prompt_tokens:,} prompt ({stats.cached_tokens:,} cached), "
             f"{stats.generated_tokens:,} generated in {stats.steps:,} steps",
-            f"memory    {stats.memory_bytes / 2**20:,.0f} MiB",
+            f"K/V       {stats.memory_bytes / 2**20:,.0f} MiB",
+            f"memory    {stats.memory_active_bytes / 2**20:,.0f} MiB in arrays of MLX, the weights and K/V among them",
         )
     )

@@ -204,7 +204,8 @@ def test_wrong_use_changes_nothing_and_says_what_is_wrong(line: str, words: str)
 
 
 def test_stats_help_and_bye() -> None:
-    assert "0 running, 0 waiting" in said(talk(), "/stats")
+    figures = said(talk(), "/stats")
+    assert "0 running, 0 waiting" in figures and "\nK/V       0 MiB\nmemory    0 MiB in arrays of MLX" in figures
     assert said(talk(), "/help") == HELP
     assert all(name in HELP for name in NAMES)
     with pytest.raises(Leave):
