@@ -45,6 +45,13 @@ SYMBOLS: Mapping[Phase, str] = {
 }
 
 
+_ENDINGS: Mapping[str, Phase] = {
+    "stopped": Phase.STOPPED,
+    "error": Phase.ERROR,
+    "interrupted": Phase.INTERRUPTED,
+}
+
+
 @dataclass(slots=True)
 class Turn:
     """One message as it is shown. `state` is the store's: streaming, done, cut, stopped, interrupted or error."""
@@ -147,7 +154,7 @@ def talk_of(saved: Session) -> Talk:
         dict(saved.params),
         saved.parent,
         saved.updated,
-        phase=Phase.INTERRUPTED if saved.interrupted else Phase.IDLE,
+        phase=Phase.IDLE if saved.busy else _ENDINGS.get(saved.last_state, Phase.IDLE),
         busy=saved.busy,
     )
 
@@ -161,8 +168,7 @@ def turn_of(message: Message) -> Turn:
 def phase_after(talk: Talk) -> Phase:
     """What a session without a running reply shows: how its last turn ended."""
     last = talk.turns[-1] if talk.turns else None
-    states = {"stopped": Phase.STOPPED, "error": Phase.ERROR, "interrupted": Phase.INTERRUPTED}
-    return states.get(last.state, Phase.IDLE) if last else Phase.IDLE
+    return _ENDINGS.get(last.state, Phase.IDLE) if last else Phase.IDLE
 
 
 def queued_in_words(ahead: int | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, TypeAlias, TypeVar
 
 from ..engine.events import Timing, Usage
-from .sessions import Message, Session, is_alive
+from .sessions import Message, Session, State, is_alive
 
 Kind = TypeVar("Kind")
 Row: TypeAlias = sqlite3.Row | Mapping[str, Any]
@@ -45,6 +45,9 @@ MESSAGE = (
 def session_from(row: Row, me: str) -> Session:
     """A row of the session list, with its counts."""
     elsewhere = row["owner"] not in {None, me} and is_alive(row["owner"])
+    state: State = row["head_state"] or "done"
+    if state == "streaming" and row["owner"] != me and not elsewhere:
+        state = "interrupted"
     return Session(
         id=row["id"],
         title=row["title"],
@@ -56,9 +59,9 @@ def session_from(row: Row, me: str) -> Session:
         parent=row["parent"],
         head=row["head"],
         num_messages=row["num_messages"],
-        interrupted=row["head_state"] == "interrupted"
-        or (row["head_state"] == "streaming" and row["owner"] != me and not elsewhere),
+        interrupted=state == "interrupted",
         busy=elsewhere,
+        last_state=state,
     )
 
 

@@ -26,7 +26,8 @@ _TITLE_LEN = 60
 @dataclass(frozen=True, slots=True)
 class Session:
     """One conversation. `title` is what its owner called it, or the start of its first message. `parent` is the session
-    it was forked from. Times are Unix seconds. `busy`: another live process has it open."""
+    it was forked from. Times are Unix seconds. `last_state`: how its last turn stands, as `interrupted` where that is
+    said. `busy`: another live process has it open."""
 
     id: str
     title: str = ""
@@ -40,6 +41,7 @@ class Session:
     num_messages: int = 0
     interrupted: bool = False
     busy: bool = False
+    last_state: State = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def started_at(pid: int) -> int | None:
 def as_json(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
     """A session as one JSON object, with all that is known of it."""
     about = asdict(session)
-    for name in ("head", "busy", "interrupted", "num_messages"):
+    for name in ("head", "busy", "interrupted", "last_state", "num_messages"):
         about.pop(name)
     return {"format": "mlxpaged-session", "version": 1, **about, "messages": [_message_json(one) for one in messages]}
 

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from ..chat.sessions import Session
 
 
+_BROKEN = {"interrupted": "interrupted", "error": "broken off"}
+"""What is said of a conversation whose last reply ended before it was done, and not because somebody wanted it."""
+
+
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Rows under their header, as wide as they need, safe to print; nothing where there is no row."""
     from rich.cells import cell_len, set_cell_size
@@ -29,7 +33,7 @@ def session_lines(sessions: Sequence[Session]) -> list[str]:
 
     rows = []
     for one in sessions:
-        state = "open elsewhere" if one.busy else "interrupted" if one.interrupted else ""
+        state = "open elsewhere" if one.busy else _BROKEN.get(one.last_state, "")
         rows.append((short_id(one.id), age(one.updated), str(one.num_messages), one.title or "-", state))
     return columns(("ID", "USED", "TURNS", "TITLE", ""), rows)
 

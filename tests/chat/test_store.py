@@ -77,7 +77,7 @@ def test_a_conversation_comes_back_as_it_was(store: Store, path: Path) -> None:
         "Be brief.",
         {"temperature": 0.5},
     )
-    assert (found.num_messages, found.interrupted, found.busy) == (2, False, False)
+    assert (found.num_messages, found.interrupted, found.busy, found.last_state) == (2, False, False, "done")
     user, assistant = again.messages(found.id)
     assert (user.content, assistant.content) == ("Hello 🦊 漢字\nsecond line", "Hi")
     assert (assistant.usage, assistant.timing) == (Usage(10, 2, 4), Timing(0.0, 0.1, 0.3))
@@ -140,6 +140,7 @@ def test_a_process_killed_in_mid_answer_leaves_an_interrupted_reply_that_goes_on
             store.claim(session_id)
         os.kill(writer.pid, signal.SIGKILL)
     assert (store.session(session_id).busy, store.session(session_id).interrupted) == (False, True)
+    assert store.session(session_id).last_state == "interrupted"
     store.claim(session_id)
     assert said(store, session_id)[-1] == ("assistant", "Once upon a time", "interrupted")
     draft = store.resume(store.messages(session_id)[-1].id)

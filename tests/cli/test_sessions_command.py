@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxpaged.chat.sessions import short_id
+from mlxpaged.chat.sessions import State, short_id
 from mlxpaged.chat.store import Store
 from tests.cli.conftest import Program, Terminal
 
@@ -38,6 +38,19 @@ def test_the_list_is_for_people_or_for_scripts(program: Program, store: Store) -
         ("漢字 and kana", 2, "scripted"),
         ("Foxes 🦊 in \x1b[31mred", 2, "scripted"),
     ]
+
+
+@pytest.mark.parametrize(("state", "mark"), [("error", "broken off"), ("interrupted", "interrupted"), ("stopped", "")])
+def test_a_reply_that_broke_off_is_marked(program: Program, store: Store, state: State, mark: str) -> None:
+    session = store.create("scripted")
+    store.ask(session.id, "tell")
+    draft = store.reply(session.id)
+    draft.feed("Once upon")
+    draft.finish(state, error="the server is gone" if state == "error" else None)
+    store.close()
+    assert program("sessions", "list").out.splitlines()[1].split("tell")[1].strip() == mark
+    newest = json.loads(program("sessions", "list", "--json").out)[0]
+    assert (newest["last_state"], newest["interrupted"]) == (state, state == "interrupted")
 
 
 def test_nothing_saved_yet_is_said_and_makes_no_file(program: Program, environment: dict[str, str]) -> None:

@@ -538,6 +538,22 @@ def test_a_reply_cut_at_its_longest_says_so_and_is_continued() -> None:
     run(test)
 
 
+def test_a_reply_that_broke_off_before_the_app_began_is_marked_in_the_list(tmp_path: Path) -> None:
+    async def test() -> None:
+        before = Store(tmp_path / "s.db")
+        for state in ("error", "stopped", "done"):
+            session = before.create()
+            before.ask(session.id, f"ended {state}")
+            before.reply(session.id).finish(state)
+        before.close()
+        async with running(scripted(), store=Store(tmp_path / "s.db"), session="ended done") as rig:
+            phases = {talk.name: str(talk.phase) for talk in rig.chat.tracker.talks.values()}
+            assert phases == {"ended error": "error", "ended stopped": "stopped", "ended done": "idle"}
+            assert "! error" in rig.text() and "■ stopped" in rig.text()
+
+    run(test)
+
+
 def test_a_reply_cut_by_a_crash_is_shown_and_continued(tmp_path: Path) -> None:
     async def test() -> None:
         dead = Store(tmp_path / "s.db")
