@@ -74,7 +74,7 @@ class SamplingParams:
         self._range("presence_penalty", -2 <= self.presence_penalty <= 2, "from -2 to 2")
         self._range("frequency_penalty", -2 <= self.frequency_penalty <= 2, "from -2 to 2")
         self._range("logit_bias", all(-100 <= bias <= 100 for _, bias in self.logit_bias), "biases from -100 to 100")
-        self._range("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        self._range("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "from -2^63 to 2^63-1")
         self._range("stop", len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
         self._range("min_tokens", 0 <= self.min_tokens < 2**31, "from 0 to 2147483647")
         self._range("choice", 0 <= self.choice < 2**31, "from 0 to 2147483647")

@@ -135,7 +135,7 @@ def test_a_value_out_of_range_is_refused_by_name(body: dict[str, Any], param: st
         ),
         ({"logit_bias": {"5": 1000}}, "logit_bias of token 5 is 1000.0; it must be from -100 to 100"),
         ({"logit_bias": {"dog": 1}}, 'logit_bias has the key "dog"; keys are token ids'),
-        ({"seed": 2**63}, "seed is 9223372036854775808; it must be a 64-bit integer"),
+        ({"seed": 2**63}, "seed is 9223372036854775808; it must be from -2^63 to 2^63-1"),
     ],
 )
 def test_a_refused_value_is_told_as_it_was_sent_and_in_short(body: dict[str, Any], message: str) -> None:
