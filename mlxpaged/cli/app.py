@@ -23,6 +23,7 @@ from .serve import serve
 from .servers import load, ps, stop
 from .sessions import sessions
 from .tui import tui
+from .variables import NamingVariables
 from .version import version
 
 app = typer.Typer(
@@ -69,6 +70,8 @@ app.command("doctor")(doctor)
 app.add_typer(config)
 app.command("completions")(completions)
 app.command("version")(version)
+for registered in (*app.registered_commands, *bench.registered_commands):
+    registered.cls = NamingVariables
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
