@@ -84,6 +84,8 @@ def test_6_a_full_queue_is_a_503_with_retry_after_and_leaves_nothing_behind(serv
         assert answer.json()["error"]["code"] == "overloaded"
         assert answer.json()["error"]["message"].startswith("1 of 2 requests are live already; try again")
         assert len(service.submitted) == 1
+    service.wait_until(lambda stats: service.num_cancelled == 1)
+    service.step()
     service.wait_until(is_idle)
 
 
