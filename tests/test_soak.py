@@ -71,6 +71,7 @@ CLEAN = {
         ({"wrong": [{}]}, ["1 wrong answers"]),
         ({"outcomes": {"whole": 1, "stuck": 2, "503": 3}}, ["2 stuck requests", "3 refused requests"]),
         ({"blocks_left_used": 4}, ["4 blocks held at the end"]),
+        ({"threads": [8, 9]}, []),
         ({"threads": [8, 11], "survived": False}, ["3 threads more than after the warm-up", "1 crashes"]),
         ({"memory_slope_mb_a_minute": 1.5}, ["memory grows by 1.5 MB a minute"]),
         ({"memory_slope_mb_a_minute": 9.0, "minutes": 1}, []),
