@@ -169,7 +169,7 @@ def warm(samples: list[tuple[float, float, int, int]]) -> tuple[float, float, in
 
 
 def threads_leaked(before: int, after: int) -> int:
-    """How many more there are, if more than a pool may still have started: asyncio's does so only when work overlaps."""
+    """How many more there are, if more than asyncio's pool may have started since, which does so as work overlaps."""
     return after - before if after - before > POOL_THREADS else 0
 
 
