@@ -32,6 +32,14 @@ inline X simd_shuffle_xor(X x, int mask) {
 }
 
 template <typename X>
+inline X simd_sum(X x) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset);
+  }
+  return x;
+}
+
+template <typename X>
 inline X simd_max(X x) {
   for (int offset = 16; offset > 0; offset /= 2) {
     x = max(x, __shfl_xor_sync(0xffffffffu, x, offset));

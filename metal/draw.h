@@ -48,12 +48,6 @@ inline void merge_lanes(thread Best& best) {
   }
 }
 
-template <typename X>
-inline X lane_sum(X x) {
-  UNROLL for (int offset = SIMD_WIDTH / 2; offset > 0; offset /= 2) x += simd_shuffle_xor(x, offset);
-  return x;
-}
-
 // Of a row's logits those at first, first + STRIDE, ...; past the end LOWEST, which lies above nothing.
 template <int COUNT, int STRIDE>
 inline void read_ahead(const device float* logits, int first, int vocab, thread float* ahead) {

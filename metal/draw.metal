@@ -94,7 +94,7 @@ if (by_weight && (by_least || by_count)) {
       shared_bits[SIMDGROUPS + simdgroup] = lowest_not;
     }
     UNROLL for (int i = 0; i < 3; i++) {
-      counts[i] = lane_sum(counts[i]);
+      counts[i] = simd_sum(counts[i]);
       if (speaks) shared_count[i * SIMDGROUPS + simdgroup] = counts[i];
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -127,9 +127,9 @@ if (by_weight && (by_least || by_count)) {
       count += ahead[j] > kth ? 1 : 0;
     }
   }
-  likely = lane_sum(likely);
-  largest = lane_sum(largest);
-  count = lane_sum(count);
+  likely = simd_sum(likely);
+  largest = simd_sum(largest);
+  count = simd_sum(count);
   if (speaks) {
     shared_weight[simdgroup] = likely;
     shared_weight[SIMDGROUPS + simdgroup] = largest;
@@ -171,8 +171,8 @@ while (asking) {
     }
   }
   merge_lanes(next);
-  weight = lane_sum(weight);
-  count = lane_sum(count);
+  weight = simd_sum(weight);
+  count = simd_sum(count);
   if (speaks) {
     shared_weight[simdgroup] = weight;
     shared_count[simdgroup] = count;

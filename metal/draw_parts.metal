@@ -52,7 +52,7 @@ float weight = 0.0f;
 for (int id = begin + thread_id; id < end; id += THREADS) {
   weight += fast::exp2((logits[base + id] - maximum) * inverse * LOG2_E);
 }
-weight = lane_sum(weight);
+weight = simd_sum(weight);
 threadgroup float shared_weight[SIMDGROUPS];
 if (thread_id % SIMD_WIDTH == 0) {
   shared_weight[simdgroup] = weight;

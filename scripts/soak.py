@@ -47,6 +47,7 @@ SYSTEMS = ("You are brief.", "You are a careful clerk. " + "Keep the files in or
 NEAR_TIE = 0.02
 """Log probabilities this close may change order with the shape of a batch; a greedy reply may then differ."""
 POOL_THREADS = 2
+"""What asyncio's pool may still start after the warm-up."""
 MOST_SLOPE_MB = 1.0
 WARM_UP = 1 / 3
 STUCK_S = 180.0
@@ -169,7 +170,7 @@ def warm(samples: list[tuple[float, float, int, int]]) -> tuple[float, float, in
 
 
 def threads_leaked(before: int, after: int) -> int:
-    """How many more there are, if more than asyncio's pool may have started since, which does so as work overlaps."""
+    """How many more there are, if more than a pool may have started, which does so as work overlaps."""
     return after - before if after - before > POOL_THREADS else 0
 
 

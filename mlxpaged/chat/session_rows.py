@@ -59,7 +59,6 @@ def session_from(row: Row, me: str) -> Session:
         parent=row["parent"],
         head=row["head"],
         num_messages=row["num_messages"],
-        interrupted=state == "interrupted",
         busy=elsewhere,
         last_state=state,
     )

@@ -26,8 +26,8 @@ _TITLE_LEN = 60
 @dataclass(frozen=True, slots=True)
 class Session:
     """One conversation. `title` is what its owner called it, or the start of its first message. `parent` is the session
-    it was forked from. Times are Unix seconds. `last_state`: how its last turn stands, as `interrupted` where that is
-    said. `busy`: another live process has it open."""
+    it was forked from. Times are Unix seconds. `last_state`: how its last turn stands. `busy`: another live process has
+    it open."""
 
     id: str
     title: str = ""
@@ -39,9 +39,13 @@ class Session:
     parent: str | None = None
     head: str | None = None
     num_messages: int = 0
-    interrupted: bool = False
     busy: bool = False
     last_state: State = "done"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its process died before the last turn was done."""
+        return self.last_state == "interrupted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def started_at(pid: int) -> int | None:
 def as_json(session: Session, messages: Sequence[Message]) -> dict[str, Any]:
     """A session as one JSON object, with all that is known of it."""
     about = asdict(session)
-    for name in ("head", "busy", "interrupted", "last_state", "num_messages"):
+    for name in ("head", "busy", "last_state", "num_messages"):
         about.pop(name)
     return {"format": "mlxpaged-session", "version": 1, **about, "messages": [_message_json(one) for one in messages]}
 

@@ -219,7 +219,7 @@ def _store(makes: bool = False) -> Iterator[Store]:
 
 
 def _summary(one: Session) -> dict[str, Any]:
-    about = asdict(one)
+    about = asdict(one) | {"interrupted": one.interrupted}
     del about["head"]
     return about
 

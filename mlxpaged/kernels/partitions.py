@@ -21,8 +21,8 @@ def num_partitions(num_rows: int, heads: int, seen: int) -> int:
     """Partitions of each row, at least 1, where the longest of `num_rows` rows sees `seen` tokens and a partition of
     one row takes `heads` threadgroups. Few rows are divided further than MOST_TOKENS asks, until the device is full.
 
-    On an H200, microseconds for 8 K/V heads of width 128 undivided and divided so: one row of 560 tokens 13 and 7 (2
-    of them for the merge), 8 rows of 64 to 2048 tokens 26 (by 1024 tokens) and 18, 32 such rows 61 and 57.
+    On an H200, microseconds for 8 K/V heads of width 128 undivided and divided so: one row of 560 tokens 13 and 9 (2
+    of them for the merge), 8 rows of 64 to 2048 tokens 28 (by 1024 tokens) and 20, 32 such rows 60 and 57.
     """
     if seen < WHOLE_TOKENS:
         return 1

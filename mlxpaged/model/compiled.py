@@ -1,7 +1,7 @@
 """Steps that only decode, as compiled graphs. Building a model's graph in Python costs a small model more than running
 it; a compiled one is replayed. Owns the graphs; used with the kernel pool, never with chunks.
 
-A graph serves every step of one shape: rows in a bucket, tables in a bucket, contexts up to the same whole partition.
+A graph serves every step of one shape: rows in a bucket, tables in a bucket, contexts up to the same 1024 tokens.
 Rows added to fill a bucket are empty: they write to the null block and attend to nothing.
 """
 

@@ -48,9 +48,7 @@ class KernelDraw:
 
     def __call__(self, logits: mx.array, wishes: Wishes) -> mx.array:
         """See Draw. Lazy."""
-        k, p = _limits(wishes, logits.shape[-1])
-        least = np.where(wishes.min_p > 0, log_least(wishes.min_p), HIDDEN)
-        return draw(self._launch, logits, mx.array(packed_wishes(wishes.temperature, least, p, k, wishes.noise)))
+        return draw(self._launch, logits, mx.array(_sent(wishes, logits.shape[-1])))
 
 
 class PlainDraw:
@@ -63,29 +61,26 @@ class PlainDraw:
     def __call__(self, logits: mx.array, wishes: Wishes) -> mx.array:
         """See Draw. Lazy."""
         cut = (wishes.top_k > 0) | (wishes.top_p < 1)
-        k, p = _limits(wishes, logits.shape[-1])
         uses = (bool(np.any(wishes.min_p > 0)), bool(np.any(cut)))
         if uses not in self._graphs:
             self._graphs[uses] = mx.compile(partial(_drawn, *uses))
-        return self._graphs[uses](logits, mx.array(_sent(wishes, k, p)))
+        return self._graphs[uses](logits, mx.array(_sent(wishes, logits.shape[-1])))
 
 
-def _limits(wishes: Wishes, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """k int32 [S] and p float32 [S], as if every row had wished both."""
-    k = np.where(wishes.top_k > 0, np.minimum(wishes.top_k, vocab_size), vocab_size).astype(np.int32)
-    return k, np.where(wishes.top_p < 1, wishes.top_p, OFF).astype(np.float32)
-
-
-def _sent(wishes: Wishes, k: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """What the device needs of them in one piece, for compiled.py's reason: uint32 [6, S], the bits of each."""
-    floats = np.stack([wishes.temperature, log_least(wishes.min_p), p]).astype(np.float32)
-    return np.concatenate([floats.view(np.uint32), k.view(np.uint32)[None], wishes.noise.T])
+def _sent(wishes: Wishes, vocab_size: int) -> np.ndarray:
+    """What the device needs of them in one piece, for compiled.py's reason: packed_wishes(), as if every row had wished
+    everything."""
+    least = np.where(wishes.min_p > 0, log_least(wishes.min_p), HIDDEN)
+    p = np.where(wishes.top_p < 1, wishes.top_p, OFF)
+    k = np.where(wishes.top_k > 0, np.minimum(wishes.top_k, vocab_size), vocab_size)
+    return packed_wishes(wishes.temperature, least, p, k, wishes.noise)
 
 
 def _received(sent: mx.array) -> tuple[mx.array, ...]:
     """Temperature and log_least() [S, 1], k and p [S], then noise_keys' columns [S, 1]."""
-    temperature, least, p = (column.view(mx.float32) for column in sent[:3])
-    return temperature[:, None], least[:, None], sent[3].view(mx.int32), p, sent[4][:, None], sent[5][:, None]
+    temperature, least, p, k, high, low = mx.contiguous(sent.T)[:6]
+    temperature, least, p = (column.view(mx.float32) for column in (temperature, least, p))
+    return temperature[:, None], least[:, None], k.view(mx.int32), p, high[:, None], low[:, None]
 
 
 def _drawn(min_p: bool, cut: bool, logits: mx.array, sent: mx.array) -> mx.array:
